@@ -1,0 +1,1 @@
+"""Training that outlives its sessions."""
