@@ -188,9 +188,7 @@ class DiskFullError(CheckpointError, OSError):
         free_bytes: What there is.
     """
 
-    def __init__(
-        self, what: str, *, path: Path | str, needed_bytes: int, free_bytes: int, hint: str = ""
-    ) -> None:
+    def __init__(self, what: str, *, path: Path | str, needed_bytes: int, free_bytes: int, hint: str = "") -> None:
         super().__init__(what, path=path, hint=hint)
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes

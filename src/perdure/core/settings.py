@@ -55,9 +55,7 @@ class Settings:
         try:
             started_s = float(started) if started else None
         except ValueError:
-            raise ConfigError(
-                f"{STARTED} must be seconds, got {started!r}", hint=f"unset {STARTED}"
-            ) from None
+            raise ConfigError(f"{STARTED} must be seconds, got {started!r}", hint=f"unset {STARTED}") from None
         return cls(
             root=Path(env[ROOT]) if env.get(ROOT) else None,
             inputs=tuple(Path(p) for p in env.get(INPUTS, "").split(os.pathsep) if p),

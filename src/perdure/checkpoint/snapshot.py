@@ -1,0 +1,55 @@
+"""The seam between training and the store: what a checkpoint holds, as named buffers and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from perdure.core.progress import Position
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Named bytes.
+
+    Attributes:
+        name: Unique within the snapshot, for example ``model/fc.weight``.
+        kind: ``"tensor"``, ``"array"`` or ``"bytes"``.
+        dtype: safetensors' name of the type: ``"F32"``, ``"BF16"``, ``"U8"`` ...
+        shape: Sizes; their product times the item size is the number of bytes.
+        data: The bytes, row-major, as one contiguous ``memoryview`` of format ``"B"``.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that one checkpoint holds.
+
+    Attributes:
+        position: The boundary it was taken at.
+        values: JSON-able tree; places where a buffer belongs name it.
+        buffers: The buffers, names unique.
+        metrics: Newest value of each logged metric, for ``Keep(best=...)``.
+        healthy: False if a floating-point parameter is NaN or Inf.
+        session: Number of the session that saves, from 1.
+        reason: Why it was saved: ``"interval"``, ``"stop"``, ``"finished"``, ``"asked"``, ``"best"``.
+        training_s: Training time so far, over all sessions.
+        libraries: Versions: ``{"python": ..., "torch": ...}``.
+    """
+
+    position: Position
+    values: Any
+    buffers: Sequence[Buffer]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    healthy: bool = True
+    session: int = 1
+    reason: str = "interval"
+    training_s: float = 0.0
+    libraries: Mapping[str, str] = field(default_factory=dict)
