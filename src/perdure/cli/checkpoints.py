@@ -1,0 +1,69 @@
+"""``perdure checkpoints``: what is on disk, newest first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from perdure.checkpoint.store import Found, Store
+from perdure.cli.options import Json, Names, Root, folder_of_runs
+from perdure.cli.output import ago, note, say, say_json, table
+from perdure.core.intervals import format_bytes
+from perdure.core.paths import RunPaths
+from perdure.core.runs import find_runs, pick_run
+
+HEADS = ("run", "checkpoint", "step", "epoch", "made", "why", "size", "state", "metrics")
+
+
+def checkpoints_command(names: Names = None, root: Root = None, json: Json = False) -> None:
+    """The checkpoints of each run, newest first: when and why made, how large, healthy or not, metrics."""
+    folder = folder_of_runs(root)
+    runs = [pick_run(folder, name) for name in names] if names else find_runs(folder)
+    rows = [facts_of(run, found) for run in runs for found in Store(run, run.folder.name).list()]
+    disk = {run.folder.name: disk_of(run.folder) for run in runs}
+    if json:
+        say_json({"root": str(folder), "disk_bytes": disk, "checkpoints": rows})
+        return
+    if not rows:
+        note(f"no checkpoints below {folder}")
+        return
+    for line in table(HEADS, [_cells(row) for row in rows]):
+        say(line)
+    for name, count in disk.items():
+        note(f"{name}: {format_bytes(count)} on disk; checkpoints share tensors that did not change")
+
+
+def facts_of(run: RunPaths, found: Found) -> dict[str, Any]:
+    """One checkpoint as data."""
+    facts: dict[str, Any] = {"run": run.folder.name, "folder": str(found.folder), "problem": found.problem}
+    manifest = found.manifest
+    if manifest is not None:
+        facts |= {
+            "step": manifest.position.step,
+            "epoch": manifest.position.epoch,
+            "batch": manifest.position.batch,
+            "created": manifest.created,
+            "session": manifest.session,
+            "reason": manifest.reason,
+            "finished": manifest.finished,
+            "healthy": manifest.healthy,
+            "bytes": sum(entry.nbytes for entry in manifest.entries),
+            "metrics": dict(manifest.metrics),
+        }
+    return facts
+
+
+def disk_of(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    name = Path(row["folder"]).name
+    if "step" not in row:
+        return [row["run"], name, "", "", "", "", "", f"damaged: {row['problem']}", ""]
+    state = row["problem"] and f"damaged: {row['problem']}"
+    state = state or ("ok" if row["healthy"] else "holds NaN or Inf") + (", finished" if row["finished"] else "")
+    metrics = "  ".join(f"{key} {value:.6g}" for key, value in row["metrics"].items())
+    numbers = [str(row["step"]), str(row["epoch"]), ago(row["created"]), row["reason"], format_bytes(row["bytes"])]
+    return [row["run"], name, *numbers, state, metrics]

@@ -1,0 +1,78 @@
+"""How commands speak: data on stdout, everything else on stderr, readable without colour and in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from perdure.core.intervals import format_duration
+
+STYLES = {
+    "finished": "green",
+    "running": "cyan",
+    "paused": "yellow",
+    "failed": "red",
+    "killed": "red",
+    "damaged": "red",
+    "ok": "green",
+    "identical": "green",
+}
+"""Colours of words of state; the words say it all without them. Rich drops them in a pipe and under NO_COLOR."""
+
+
+def say(line: str, *, styles: bool = True) -> None:
+    """One line of data for people, on stdout, never wrapped."""
+    text = Text(line)
+    if styles:
+        for word, style in STYLES.items():
+            text.highlight_regex(rf"\b{word}\b", style)
+    Console(highlight=False, soft_wrap=True).print(text)
+
+
+def note(line: str) -> None:
+    """One line beside the data, on stderr."""
+    print(line, file=sys.stderr)
+
+
+def say_json(value: Any) -> None:
+    """One JSON document, on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def complain(what: str, hint: str = "") -> None:
+    """An error for people, on stderr: what happened and where, then what to do next."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("error: ", "bold red"), what))
+    if hint:
+        console.print(Text.assemble(("hint: ", "bold cyan"), hint))
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest cell, two spaces between them; the last one is ragged."""
+    lines = [list(heads), *map(list, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    ]
+
+
+def ago(iso: str | None, now: datetime | None = None) -> str:
+    """How long ago an ISO instant was, for people; empty if it is no instant."""
+    try:
+        then = datetime.fromisoformat(iso or "")
+    except ValueError:
+        return ""
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=UTC)
+    seconds = ((now or datetime.now(UTC)) - then).total_seconds()
+    if seconds < 1:
+        return "just now"
+    if seconds >= 2 * 86400:
+        return f"{seconds / 86400:.0f} d ago"
+    return f"{format_duration(float(round(seconds)))} ago"
