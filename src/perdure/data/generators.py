@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,7 +17,11 @@ GENERATOR_TYPES = (torch.Generator, np.random.Generator, np.random.RandomState, 
 
 _MAX_DEPTH = 4
 _MAX_ITEMS = 64
-_LEAVES = (str, bytes, int, float, complex, type(None), np.ndarray, torch.Tensor, type, torch.nn.Module)
+_MAX_SEEN = 5000
+_LEAVES = (
+    *(str, bytes, int, float, complex, type(None), np.ndarray, torch.Tensor, torch.nn.Module),
+    *(type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType),
+)
 
 
 def state_of(generator: Any) -> dict[str, Any]:
@@ -110,7 +115,7 @@ def owned_by(roots: Iterable[Any]) -> list[Any]:
 
 
 def _walk(value: Any, depth: int, found: list[Any], seen: set[int]) -> None:
-    if id(value) in seen or isinstance(value, _LEAVES):
+    if id(value) in seen or len(seen) > _MAX_SEEN or isinstance(value, _LEAVES):
         return
     seen.add(id(value))
     if isinstance(value, GENERATOR_TYPES):
@@ -135,7 +140,7 @@ def _copied(value: Any) -> Any:
 
 
 def _numpy_global() -> np.random.RandomState:
-    return np.random.mtrand._rand  # type: ignore[attr-defined,no-any-return]  # numpy.random's own functions are its methods
+    return np.random.mtrand._rand  # numpy.random's own functions are its methods
 
 
-_PYTHON = random._inst  # type: ignore[attr-defined]  # the instance behind the module's functions
+_PYTHON = random._inst  # the instance behind the module's functions

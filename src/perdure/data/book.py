@@ -1,0 +1,112 @@
+"""Generators of the loaders that the user made before the loop: they carry on from pass to pass.
+
+Between two passes no feed is open, so their state is kept here. A loader that is made in the body of the
+loop, say with ``generator=torch.Generator().manual_seed(epoch)``, begins as it was made.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils.data as tud
+import xxhash
+
+from perdure.data.generators import state_of
+from perdure.data.source import Source
+
+_BUILTIN = ("builtins", "collections", "torch", "numpy", "typing", "_io")
+
+
+class LoaderBook:
+    """Keeps account of loaders that existed when the loop began."""
+
+    def __init__(self) -> None:
+        self._existing: dict[int, weakref.ref[Any]] = {}
+        self._used: list[tuple[Source, int, str]] = []
+        self._saved: list[Mapping[str, Any]] = []
+
+    def begin(self) -> None:
+        """The loop begins: note which loaders there are."""
+        for value in gc.get_objects():
+            if _may_be_loader(value):
+                try:
+                    self._existing[id(value)] = weakref.ref(value)
+                except TypeError:  # cannot be referred to weakly
+                    continue
+
+    def resume(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Take what ``state()`` gave in an earlier session; it is put back as loaders are used."""
+        self._saved = list(saved)
+
+    def use(self, source: Source, call: int, *, reopened: bool) -> None:
+        """A pass over a loader is about to begin.
+
+        Args:
+            source: The loader.
+            call: Number of the call in its epoch, or -1 - number of the stream.
+            reopened: The pass is taken up in its middle; its feed sees to the generators itself.
+        """
+        known = self._existing.get(id(source.loader))
+        if known is None or known() is not source.loader:
+            return
+        if not (source.owned or source.dataset_owned) or any(s is source for s, _, _ in self._used):
+            return
+        fingerprint = _fingerprint(source)
+        entry = self._claim(fingerprint, call)
+        if entry is not None and not reopened:
+            source.restore_owned(entry["owned"])
+            source.restore_dataset(entry["dataset"])
+        self._used.append((source, call, fingerprint))
+
+    def state(self) -> list[dict[str, Any]]:
+        """Generators of every loader used so far."""
+        fresh = [
+            {
+                "fingerprint": fingerprint,
+                "call": call,
+                "owned": [state_of(g) for g in source.owned],
+                "dataset": [state_of(g) for g in source.dataset_owned],
+            }
+            for source, call, fingerprint in self._used
+        ]
+        return fresh + [dict(entry) for entry in self._saved]
+
+    def _claim(self, fingerprint: str, call: int) -> Mapping[str, Any] | None:
+        """The saved entry of a loader: the one whose generators began alike, else the one in the same place."""
+        same = [e for e in self._saved if e["fingerprint"] == fingerprint]
+        near = [e for e in same if e["call"] == call] or same or [e for e in self._saved if e["call"] == call]
+        if not near:
+            return None
+        self._saved = [e for e in self._saved if e is not near[0]]
+        return near[0]
+
+
+def _may_be_loader(value: Any) -> bool:
+    kind = type(value)
+    if isinstance(value, tud.DataLoader):
+        return True
+    if kind.__module__.partition(".")[0] in _BUILTIN or not hasattr(kind, "__iter__"):
+        return False
+    return hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module))
+
+
+def _fingerprint(source: Source) -> str:
+    digest = xxhash.xxh3_64(repr((type(source.loader).__qualname__, source.length)).encode())
+    for generator in (*source.owned, *source.dataset_owned):
+        _feed(digest, state_of(generator))
+    return digest.hexdigest()
+
+
+def _feed(digest: xxhash.xxh3_64, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            digest.update(str(key).encode())
+            _feed(digest, item)
+    else:
+        data = value.tobytes() if hasattr(value, "tobytes") else None
+        data = value.numpy().tobytes() if isinstance(value, torch.Tensor) else data
+        digest.update(repr(value).encode() if data is None else data)

@@ -1,0 +1,140 @@
+"""A loader as a run sees it: what kind it is, how long, and which generators belong to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.utils.data as tud
+
+from perdure.data.generators import capture_global, owned_by, restore_global, set_state, state_of
+from perdure.data.standin import StandIn
+
+Kind = Literal["indexed", "replayed", "stateful", "list"]
+"""How a pass is taken up again in its middle: skip indices in the sampler; read and drop what was read before;
+ask the object that carries the position as its state; or index into a list."""
+
+_QUIET_SAMPLERS = (
+    *(tud.SequentialSampler, tud.RandomSampler, tud.SubsetRandomSampler, tud.WeightedRandomSampler),
+    tud.DistributedSampler,
+)
+"""Samplers that draw from the global generators at most once, with their first index (read in torch 2.6-2.13)."""
+
+
+@dataclass
+class Source:
+    """One loader of the user's.
+
+    Attributes:
+        loader: The user's object, never changed.
+        kind: How it is taken up again.
+        length: Batches a pass, None if it has no length.
+        clone: What is iterated: a copy of a DataLoader whose sampler is a stand-in; other loaders as they are.
+        stand_in: The clone's sampler; None for other loaders.
+        owned: Generators of the loader and of its samplers.
+        dataset_owned: Generators of its data set.
+        holder: The object whose state_dict is the position (``stateful``), or a sampler that has one.
+    """
+
+    loader: Any
+    kind: Kind
+    length: int | None
+    clone: Any
+    stand_in: StandIn | None = None
+    owned: Sequence[Any] = ()
+    dataset_owned: Sequence[Any] = ()
+    holder: Any = None
+
+    @property
+    def workers(self) -> int:
+        """Worker processes of the loader."""
+        return int(getattr(self.loader, "num_workers", 0) or 0)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the workers live on from pass to pass."""
+        return bool(getattr(self.loader, "persistent_workers", False)) and self.workers > 0
+
+    def capture(self) -> dict[str, Any]:
+        """State of the global generators and of those of the loader and its samplers."""
+        return {"global": capture_global(), "owned": [state_of(g) for g in self.owned]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Put ``capture`` back."""
+        restore_global(state["global"])
+        self.restore_owned(state["owned"])
+
+    def restore_owned(self, states: Sequence[dict[str, Any]]) -> None:
+        """Put back the generators of the loader and its samplers alone."""
+        for generator, state in zip(self.owned, states, strict=False):
+            set_state(generator, state)
+
+    def restore_dataset(self, states: Sequence[dict[str, Any]]) -> None:
+        """Put back the generators of the data set."""
+        for generator, state in zip(self.dataset_owned, states, strict=False):
+            set_state(generator, state)
+
+
+def has_state(value: Any) -> bool:
+    """Whether an object says and takes its state itself."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def make_source(loader: Any, *, is_tracked: Callable[[Any], bool]) -> Source:
+    """See what a loader is.
+
+    Args:
+        loader: Anything that can be iterated.
+        is_tracked: Whether an object is already part of the run's state.
+    """
+    length = _length(loader)
+    if has_state(loader):
+        return Source(loader, "stateful", length, loader, holder=loader)
+    if isinstance(loader, (list, tuple)):
+        return Source(loader, "list", length, loader)
+    if isinstance(loader, tud.DataLoader):
+        return _dataloader_source(loader, length, is_tracked)
+    return Source(loader, "replayed", length, loader, owned=owned_by([loader]))
+
+
+def _dataloader_source(
+    loader: tud.DataLoader[Any], length: int | None, is_tracked: Callable[[Any], bool]
+) -> Source:
+    slot = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    sampler = getattr(loader, slot)
+    chain = _sampler_chain(sampler)
+    live = next((s for s in chain if has_state(s) or is_tracked(s)), None)
+    stand_in = StandIn(sampler, quiet=all(type(s) in (*_QUIET_SAMPLERS, tud.BatchSampler) for s in chain))
+    clone = copy.copy(loader)
+    # __dict__, since a DataLoader refuses to have its sampler set after construction; and its own iterator,
+    # not the one that persistent workers left on the user's object
+    clone.__dict__.update({slot: stand_in, "_iterator": None})
+    dataset_owned = owned_by([loader.dataset])
+    known = {id(g) for g in dataset_owned}
+    owned = [g for g in owned_by([loader.generator, *chain]) if id(g) not in known]
+    source = Source(loader, "indexed", length, clone, stand_in, owned, dataset_owned, holder=live)
+    if type(loader).__iter__ is not tud.DataLoader.__iter__:
+        source.kind = "replayed"  # its batches need not be those of its sampler, one for one
+    elif isinstance(loader.dataset, tud.IterableDataset):
+        stateful = has_state(loader.dataset) and source.workers == 0
+        source.kind = "stateful" if stateful else "replayed"
+        source.holder = loader.dataset if stateful else None
+    elif live is not None:
+        source.owned = []  # they are part of the sampler's own state
+    return source
+
+
+def _sampler_chain(sampler: Any) -> list[Any]:
+    chain = [sampler]
+    while hasattr(chain[-1], "sampler") and len(chain) < 4:
+        chain.append(chain[-1].sampler)
+    return chain
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
