@@ -1,0 +1,225 @@
+"""A state tree as JSON values and named buffers, and back.
+
+A tree is made of the values of ``perdure.checkpoint.values`` with torch tensors, numpy arrays and scalars, random
+generators and torch's small value types as leaves. Tensors and arrays that overlap in memory are stored once and
+come back as views of one memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from perdure.checkpoint import values
+from perdure.checkpoint.snapshot import Buffer
+from perdure.core.errors import CannotCarryError
+from perdure.data.generators import GENERATOR_TYPES, state_of
+from perdure.training import dtypes
+from perdure.training.carried import At, GeneratorState, LiveCode, Pickled
+from perdure.training.decoding import unflatten
+from perdure.training.regions import Block, Extent, blocks, extent_of
+
+__all__ = ["Leaf", "flatten", "to_buffers", "unflatten"]
+
+_PART = re.compile(r'\["(.*?)"\]|\[(.*?)\]|([^\[]+)')
+_COMPRESSED = {
+    torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
+    torch.sparse_csc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+    torch.sparse_bsc: (torch.Tensor.ccol_indices, torch.Tensor.row_indices),
+}
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One named piece of memory of a tree, not yet copied.
+
+    Attributes:
+        name: Unique within the tree, for example ``model/fc.weight``.
+        kind: ``"tensor"``, ``"array"`` or ``"bytes"``.
+        dtype: safetensors' name of the type.
+        shape: Sizes.
+        data: Contiguous tensor or array whose bytes these are: the live memory wherever possible.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: torch.Tensor | np.ndarray[Any, Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.data.nbytes
+
+
+def flatten(tree: Any) -> tuple[Any, list[Leaf]]:
+    """Split a tree into JSON values and named memory.
+
+    Args:
+        tree: As ``World.capture`` gives it, or any nesting of what a tree may hold.
+
+    Returns:
+        The JSON form, with the name of a leaf wherever a tensor or array was, and the leaves in the tree's order.
+
+    Raises:
+        CannotCarryError: Something in it has no data-only form; the error names its place.
+    """
+    encoder = _Encoder()
+    document = values.encode(tree, encoder.leaf)
+    return document, encoder.leaves()
+
+
+def to_buffers(leaves: Iterable[Leaf]) -> list[Buffer]:
+    """The bytes of the leaves in host memory: without a copy where they are there already."""
+    return [Buffer(leaf.name, leaf.kind, leaf.dtype, leaf.shape, _bytes_of(leaf.data)) for leaf in leaves]
+
+
+def _bytes_of(data: torch.Tensor | np.ndarray[Any, Any]) -> memoryview:
+    if isinstance(data, torch.Tensor):
+        return data.cpu().reshape(-1).view(torch.uint8).numpy().data
+    return data.reshape(-1).view(np.uint8).data
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self._extents: list[Extent] = []
+
+    def leaves(self) -> list[Leaf]:
+        """One leaf for each block of memory; completes the references in the document."""
+        taken: dict[str, int] = {}
+        return [self._named(block, taken) for block in blocks(self._extents)]
+
+    def _named(self, block: Block, taken: dict[str, int]) -> Leaf:
+        base = _name_of(block.path)
+        count = taken[base] = taken.get(base, 0) + 1
+        name = base if count == 1 else f"{base}~{count}"
+        for place in block.places:
+            place["entry"] = name
+        return Leaf(name, block.kind, block.dtype, block.shape, block.data)
+
+    def leaf(self, value: Any, path: str) -> dict[str, Any] | None:
+        """The JSON form of what plain values do not cover; None if there is none."""
+        form: dict[str, Any] | None
+        if isinstance(value, torch.Tensor):
+            form = self._tensor(value, path)
+        elif isinstance(value, np.ndarray):
+            form = self._array(value, path)
+        elif isinstance(value, At):
+            form = values.encode(value.value, self.leaf, value.path)
+        elif isinstance(value, GENERATOR_TYPES):
+            form = self._generator(state_of(value), path)
+        elif isinstance(value, GeneratorState):
+            form = self._generator(dict(value.state), path)
+        elif isinstance(value, Pickled):
+            form = {"$": "pickle", "v": self._array(np.frombuffer(value.to_bytes(), np.uint8), path)}
+        else:
+            form = _small(value)
+        return form
+
+    def _generator(self, state: dict[str, Any], path: str) -> dict[str, Any]:
+        return {"$": "generator", "v": values.encode(state, self.leaf, path)}
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
+        _check_tensor(tensor, path)
+        form: dict[str, Any] = {"$": "tensor", "dtype": dtypes.name_of(tensor.dtype), "shape": list(tensor.shape)}
+        if isinstance(tensor, torch.nn.Parameter):
+            form["parameter"] = True
+        if tensor.requires_grad and tensor.is_leaf:
+            form["requires_grad"] = True
+        data = tensor.detach()
+        if tensor.layout is not torch.strided:
+            return self._sparse(data, path, form)
+        if tensor.numel():
+            self._extents.append(extent_of(data.resolve_conj().resolve_neg(), path, form))
+        return form
+
+    def _sparse(self, tensor: torch.Tensor, path: str, form: dict[str, Any]) -> dict[str, Any]:
+        form |= {"$": "sparse", "layout": str(tensor.layout).removeprefix("torch.")}
+        if tensor.layout is torch.sparse_coo:
+            form["coalesced"] = tensor.is_coalesced()
+            parts = {"indices": tensor._indices(), "values": tensor._values()}
+        else:
+            compressed, plain = _COMPRESSED[tensor.layout]
+            parts = {"compressed": compressed(tensor), "plain": plain(tensor), "values": tensor.values()}
+        return form | {name: self._tensor(part, f"{path}[{name}]") for name, part in parts.items()}
+
+    def _array(self, array: np.ndarray[Any, Any], path: str) -> dict[str, Any]:
+        _check_array(array, path)
+        form = {"$": "array", "dtype": _descr(array.dtype), "shape": list(array.shape)}
+        if array.nbytes:
+            self._extents.append(extent_of(array, path, form))
+        return form
+
+
+def _name_of(path: str) -> str:
+    parts = ("".join(match) for match in _PART.findall(path))
+    return "/".join(part.strip("'") for part in parts) or "value"
+
+
+def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    why = hint = ""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        why, hint = (
+            "is a subclass of Tensor",
+            "keep tensor.as_subclass(torch.Tensor), if that is all there is to it",
+        )
+    elif tensor.is_meta:
+        why, hint = "is on the meta device and has no values", "give it values before the first step"
+    elif tensor.is_quantized or not dtypes.can_carry(tensor.dtype):
+        why, hint = f"is of type {tensor.dtype}", "keep its integers, scale and zero point as plain tensors"
+    elif tensor.layout not in (torch.strided, torch.sparse_coo, *_COMPRESSED) or tensor.is_nested:
+        why, hint = "has a layout without a data form", "keep it as a plain tensor"
+    if why:
+        raise _refused(tensor, path, why, hint)
+
+
+def _check_array(array: np.ndarray[Any, Any], path: str) -> None:
+    why = ""
+    if type(array) is not np.ndarray:
+        why = "is a subclass of ndarray"
+    elif array.dtype.hasobject:
+        why = "holds Python objects"
+    elif array.dtype.kind == "V" and array.dtype.names is None:
+        why = f"is of type {array.dtype}, which numpy alone does not know"
+    if why:
+        raise _refused(array, path, why, "keep a plain numeric array")
+
+
+def _refused(value: Any, path: str, why: str, hint: str) -> CannotCarryError:
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return CannotCarryError(
+        f"{path or 'the value'} {why} and cannot be saved", path=path, type_name=name, hint=hint
+    )
+
+
+def _scalar(value: np.generic) -> dict[str, Any] | None:
+    if value.dtype.hasobject or (value.dtype.kind == "V" and value.dtype.names is None):
+        return None
+    return {"$": "scalar", "dtype": _descr(value.dtype), "v": value.tobytes().hex()}
+
+
+def _descr(dtype: np.dtype[Any]) -> Any:
+    return values.encode(np.lib.format.dtype_to_descr(dtype), lambda value, path: None)
+
+
+def _small(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, LiveCode):
+        return {"$": "code"}
+    if isinstance(value, np.generic):
+        return _scalar(value)
+    if type(value) is torch.Size:
+        return {"$": "size", "v": list(value)}
+    if isinstance(value, torch.dtype):
+        return {"$": "dtype", "v": dtypes.name_of(value)}
+    if isinstance(value, torch.device):
+        return {"$": "device", "v": str(value)}
+    if isinstance(value, np.dtype) and not value.hasobject:
+        return {"$": "numpy-dtype", "v": _descr(value)}
+    return None
