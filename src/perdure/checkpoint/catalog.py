@@ -1,0 +1,141 @@
+"""Which checkpoint a run goes on from: the newest that verifies, in its own folder and in its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from perdure.checkpoint.reader import Checkpoint, open_checkpoint
+from perdure.checkpoint.search import Found, find_checkpoints, list_run, newest_first
+from perdure.core.errors import (
+    CheckpointError,
+    CorruptError,
+    FormatVersionError,
+    NoCheckpointError,
+    UnreadableError,
+)
+from perdure.core.paths import RunPaths
+
+_LOOKS = 20  # a writer prunes at most once a save; nobody loses this race twenty times
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a run goes on from.
+
+    Attributes:
+        checkpoint: The newest that verifies; None if there is none at all.
+        bad: Newer ones that do not, each with its error.
+    """
+
+    checkpoint: Checkpoint | None
+    bad: tuple[Found, ...] = ()
+
+
+class Catalog:
+    """The checkpoints that belong to one run.
+
+    Args:
+        paths: The folder of the run; every checkpoint in it counts, whatever its name: folders are renamed.
+        name: Name of the run; decides which checkpoints in the inputs count.
+        inputs: Folders below which earlier sessions may have left some. Looked through once.
+    """
+
+    def __init__(self, paths: RunPaths, name: str, inputs: Sequence[Path]) -> None:
+        self._paths = paths
+        self._name = name
+        self._inputs = tuple(inputs)
+
+    @cached_property
+    def _in_inputs(self) -> list[Found]:
+        own = self._paths.checkpoints.resolve()
+        found = [item for root in self._inputs for item in find_checkpoints(root, self._name)]
+        return [item for item in found if item.folder.parent.resolve() != own]
+
+    def own(self) -> list[Found]:
+        """Those in the run folder, newest first."""
+        return list_run(self._paths)
+
+    def all(self) -> list[Found]:
+        """All of them, newest first; of equals the one in the run folder comes first.
+
+        A run of the same name but another identity is another run: where the run folder knows its identity,
+        or else the newest checkpoint in the inputs does, those of other identities do not count.
+
+        Raises:
+            UnreadableError: A folder cannot be listed.
+        """
+        own = self.own()
+        known = [item for item in own or newest_first(self._in_inputs) if item.manifest]
+        identity = known[0].manifest.run_id if known and known[0].manifest else ""
+        return newest_first(own + [item for item in self._in_inputs if _belongs(item, identity)])
+
+    def strangers(self) -> list[Found]:
+        """Those in the inputs that have the name of the run but are of another run."""
+        mine = {item.folder for item in self.all()}
+        return [item for item in self._in_inputs if item.folder not in mine]
+
+    def choose(self) -> Chosen:
+        """Open the newest that verifies.
+
+        Raises:
+            CorruptError: There are some, and none verifies.
+            UnreadableError: A folder cannot be listed; or some could not be read, and none verifies.
+            FormatVersionError: One is of a newer format, and none verifies.
+        """
+        return newest_whole(self.all)
+
+
+def newest_whole(look: Callable[[], Sequence[Found]]) -> Chosen:
+    """Open the newest of these that verifies; looks again if one is pruned while it is being read.
+
+    Raises:
+        CorruptError, UnreadableError, FormatVersionError: There are some, and none verifies.
+    """
+    for _ in range(_LOOKS):
+        try:
+            return _first_whole(look())
+        except NoCheckpointError:
+            continue
+    raise UnreadableError("the checkpoints are replaced faster than they can be read", path=".", hint="try again")
+
+
+def _first_whole(newest_first: Sequence[Found]) -> Chosen:
+    bad: list[Found] = []
+    for item in newest_first:
+        try:
+            if item.error:
+                raise item.error
+            return Chosen(open_checkpoint(item.folder), tuple(bad))
+        except (CorruptError, UnreadableError, FormatVersionError) as error:
+            bad.append(Found(item.folder, item.manifest, error))
+    if bad:
+        raise _none_whole(bad)
+    return Chosen(None)
+
+
+def _none_whole(bad: Sequence[Found]) -> CheckpointError:
+    """One error for all of them, of the kind that says best what to do next."""
+    errors = [item.error for item in bad if item.error]
+    for error in errors:
+        if isinstance(error, UnreadableError):
+            return error
+    for error in errors:
+        if isinstance(error, FormatVersionError):
+            return error
+    return CorruptError(
+        f"none of the {len(bad)} checkpoints is whole; the newest is {bad[0].folder}",
+        path=bad[0].folder,
+        problems=[f"{item.folder.name}: {line}" for item in bad for line in _problems(item)],
+        hint="bring back an older copy, or move them away to start afresh; nothing was changed",
+    )
+
+
+def _problems(item: Found) -> tuple[str, ...]:
+    return item.error.problems if isinstance(item.error, CorruptError) else (item.problem,)
+
+
+def _belongs(item: Found, identity: str) -> bool:
+    return not identity or item.manifest is None or item.manifest.run_id == identity

@@ -1,0 +1,236 @@
+"""Reading a checkpoint: nothing is believed before its digest was computed from the bytes read."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from perdure.checkpoint.manifest import MANIFEST, Entry, Manifest, digest_of, load_manifest
+from perdure.checkpoint.tensorfile import Region, read_regions
+from perdure.core.errors import CorruptError, NoCheckpointError, UnreadableError
+
+_CHUNK_BYTES = 8 * 1024 * 1024
+_MAX_HEAD_BYTES = 100_000_000  # safetensors' own limit
+
+
+def run_folder_of(folder: Path) -> Path:
+    """The run folder of ``<run>/checkpoints/step-...``."""
+    return folder.parent.parent
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint folder.
+
+    Raises:
+        NoCheckpointError: There is none.
+        UnreadableError: The system does not let it be read.
+        CorruptError, FormatVersionError: It is not what was written, or it is of a newer format.
+    """
+    path = folder / MANIFEST
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoCheckpointError(f"{folder} holds no checkpoint: it has no {MANIFEST}", path=folder) from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return load_manifest(data, path)
+
+
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Check that the files of a checkpoint are there, with the right sizes.
+
+    Raises:
+        CorruptError: They are not.
+        UnreadableError: The system does not let it be seen.
+    """
+    problems = []
+    for file, nbytes in manifest.files.items():
+        path = run_folder_of(folder) / file
+        try:
+            found = path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            problems.append(f"{file} is missing")
+        except OSError as error:
+            raise unreadable(path, error) from error
+        else:
+            if found != nbytes:
+                problems.append(f"{file} has {found} bytes instead of {nbytes}")
+    problems += [
+        f"{MANIFEST}: entry {entry.name} lies outside of {entry.file}"
+        for entry in manifest.entries
+        if entry.offset + entry.nbytes > manifest.files.get(entry.file, -1)
+    ]
+    if problems:
+        raise corrupt(folder, problems)
+
+
+def is_gone(path: Path) -> bool:
+    """Whether there is no such file; False where the system does not say."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableError:
+    """The typed error for a file that the system does not let us read or write."""
+    return UnreadableError(
+        f"{path}: {error.strerror or error}",
+        path=path,
+        hint="check the disk, the mount and the permissions; nothing was changed",
+    )
+
+
+def corrupt(folder: Path, problems: list[str]) -> CorruptError:
+    """The typed error for a checkpoint that is not what was written."""
+    return CorruptError(f"the checkpoint {folder} is damaged", path=folder, problems=problems)
+
+
+class Checkpoint:
+    """One checkpoint, open for reading.
+
+    Its files stay open, so that it can be read to its end even if it is pruned meanwhile.
+
+    Attributes:
+        folder: Where it is.
+        manifest: What it is.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self._entries = {entry.name: entry for entry in manifest.entries}
+        self._files: dict[str, int] = {}
+        self.close: Callable[[], object] = weakref.finalize(self, _close_all, self._files)
+        for file in manifest.files:
+            path = run_folder_of(folder) / file
+            try:
+                self._files[file] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise corrupt(folder, [f"{file} is missing"]) from None
+            except OSError as error:
+                raise unreadable(path, error) from error
+
+    @property
+    def values(self) -> Any:
+        """The plain values, as JSON."""
+        return self.manifest.values
+
+    def buffer(self, name: str) -> memoryview:
+        """The bytes of an entry, read now and proven again by their digest; read-only.
+
+        Raises:
+            KeyError: There is no such entry.
+            CorruptError: The bytes are no longer what was written.
+            UnreadableError: The system does not let them be read.
+        """
+        entry = self._entries[name]
+        data = bytearray(entry.nbytes)
+        view = memoryview(data)
+        done = 0
+        for piece in self._read(entry.file, entry.offset, entry.nbytes):
+            view[done : done + piece.nbytes] = piece
+            done += piece.nbytes
+        if done != entry.nbytes or digest_of(data) != entry.digest:
+            raise corrupt(self.folder, [_entry_problem(entry)])
+        return view.toreadonly()
+
+    def problems(self) -> list[str]:
+        """What is wrong with its entries and with the headers of its files; one line each.
+
+        Raises:
+            UnreadableError: The system does not let them be read.
+        """
+        found = []
+        for file in self.manifest.files:
+            try:
+                self.regions(file)
+            except ValueError as error:
+                found.append(f"{file}: {error}")
+        found += [
+            _entry_problem(entry)
+            for entry in self.manifest.entries
+            if not self.proves(entry.file, entry.offset, entry.nbytes, entry.digest)
+        ]
+        return found
+
+    def regions(self, file: str) -> list[Region]:
+        """The regions of one of its files, from a header that fits the name of the file.
+
+        Raises:
+            ValueError: The header is not what was written.
+            UnreadableError: The system does not let it be read.
+        """
+        length = int.from_bytes(b"".join(self._read(file, 0, 8)), "little")
+        head = b"".join(self._read(file, 0, min(8 + length, _MAX_HEAD_BYTES)))
+        if digest_of(head) != Path(file).stem:
+            raise ValueError("its header is not what was written")
+        return read_regions(head)
+
+    def proves(self, file: str, offset: int, nbytes: int, digest: str) -> bool:
+        """Whether these bytes of a file have this digest."""
+        state = xxhash.xxh3_128()
+        done = 0
+        for piece in self._read(file, offset, nbytes):
+            state.update(piece)
+            done += piece.nbytes
+        return done == nbytes and state.hexdigest() == digest
+
+    def _read(self, file: str, offset: int, nbytes: int) -> Iterator[memoryview]:
+        """The bytes in pieces, each valid until the next one; fewer where the file ends before."""
+        chunk = memoryview(bytearray(min(nbytes, _CHUNK_BYTES)))
+        end = offset + nbytes
+        while offset < end:
+            try:
+                count = os.preadv(self._files[file], [chunk[: end - offset]], offset)
+            except OSError as error:
+                raise unreadable(run_folder_of(self.folder) / file, error) from error
+            if not count:
+                return
+            yield chunk[:count]
+            offset += count
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open one checkpoint and prove every digest of it.
+
+    Args:
+        path: Its folder, or the ``manifest.json`` in it.
+
+    Raises:
+        NoCheckpointError: There is none.
+        UnreadableError: It could not be looked at.
+        CorruptError: It is not what was written; each problem is named.
+        FormatVersionError: A newer Perdure wrote it.
+    """
+    folder = path.parent if path.name == MANIFEST else path
+    manifest = read_manifest(folder)
+    try:
+        check_sizes(folder, manifest)
+        checkpoint = Checkpoint(folder, manifest)
+        problems = checkpoint.problems()
+        if problems:
+            raise corrupt(folder, problems)
+    except CorruptError:
+        read_manifest(folder)  # pruned by its writer while we were reading: gone, not damaged
+        raise
+    return checkpoint
+
+
+def _entry_problem(entry: Entry) -> str:
+    where = f"bytes {entry.offset} to {entry.offset + entry.nbytes}"
+    return f"{entry.file}: entry {entry.name} ({where}) does not have the digest that was written"
+
+
+def _close_all(files: dict[str, int]) -> None:
+    for fd in files.values():
+        os.close(fd)
+    files.clear()
