@@ -12,7 +12,7 @@ from perdure.core import settings as names
 from perdure.core.errors import ConfigError, MissingExtraError
 
 NOTEBOOK_OUTPUT = "PERDURE_NOTEBOOK_OUTPUT"
-"""Where the executed notebook is written; default: ``<name>.executed.ipynb`` in the working folder."""
+"""Where the executed notebook is written; default: ``<name>.executed.ipynb`` beside it."""
 
 _NOTEBOOK_MODULES = ("nbclient", "nbformat", "ipykernel")
 
