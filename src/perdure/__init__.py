@@ -1,1 +1,55 @@
-"""Training that outlives its sessions."""
+"""Training that outlives its sessions.
+
+Everything public is here; nothing heavy is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Keep": "perdure.checkpoint.retention",
+    "Limits": "perdure.core.limits",
+    "PerdureError": "perdure.core.errors",
+    "Pickled": "perdure.training.verbs",
+    "Run": "perdure.training.run",
+    "SessionPaused": "perdure.core.errors",
+    "current": "perdure.training.run",
+    "restore": "perdure.training.verbs",
+    "save": "perdure.training.verbs",
+}
+
+if TYPE_CHECKING:
+    from perdure.checkpoint.retention import Keep
+    from perdure.core.errors import PerdureError, SessionPaused
+    from perdure.core.limits import Limits
+    from perdure.training.run import Run, current
+    from perdure.training.verbs import Pickled, restore, save
+
+__all__ = [
+    "Keep",
+    "Limits",
+    "PerdureError",
+    "Pickled",
+    "Run",
+    "SessionPaused",
+    "__version__",
+    "current",
+    "restore",
+    "save",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

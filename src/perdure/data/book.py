@@ -6,6 +6,7 @@ loop, say with ``generator=torch.Generator().manual_seed(epoch)``, begins as it 
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import torch.utils.data as tud
 import xxhash
 
 from perdure.data.generators import state_of
-from perdure.data.source import Source
+from perdure.data.source import Source, has_state
 
 _BUILTIN = ("builtins", "collections", "torch", "numpy", "typing", "_io")
 
@@ -38,6 +39,11 @@ class LoaderBook:
                 except TypeError:  # cannot be referred to weakly
                     continue
 
+    def knows(self, loader: Any) -> bool:
+        """Whether a loader was made before the loop."""
+        known = self._existing.get(id(loader))
+        return known is not None and known() is loader
+
     def resume(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Take what ``state()`` gave in an earlier session; it is put back as loaders are used."""
         self._saved = list(saved)
@@ -50,16 +56,17 @@ class LoaderBook:
             call: Number of the call in its epoch, or -1 - number of the stream.
             reopened: The pass is taken up in its middle; its feed sees to the generators itself.
         """
-        known = self._existing.get(id(source.loader))
-        if known is None or known() is not source.loader:
+        if not source.carried or any(_same(source, used) for used, _, _ in self._used):
             return
-        if not (source.owned or source.dataset_owned) or any(s is source for s, _, _ in self._used):
+        if not (source.owned or source.dataset_owned or _has_live(source)):
             return
         fingerprint = _fingerprint(source)
         entry = self._claim(fingerprint, call)
         if entry is not None and not reopened:
             source.restore_owned(entry["owned"])
             source.restore_dataset(entry["dataset"])
+            if entry["live"] is not None and _has_live(source):
+                source.holder.load_state_dict(copy.deepcopy(entry["live"]))
         self._used.append((source, call, fingerprint))
 
     def state(self) -> list[dict[str, Any]]:
@@ -70,6 +77,7 @@ class LoaderBook:
                 "call": call,
                 "owned": [state_of(g) for g in source.owned],
                 "dataset": [state_of(g) for g in source.dataset_owned],
+                "live": copy.deepcopy(source.holder.state_dict()) if _has_live(source) else None,
             }
             for source, call, fingerprint in self._used
         ]
@@ -92,6 +100,15 @@ def _may_be_loader(value: Any) -> bool:
     if kind.__module__.partition(".")[0] in _BUILTIN or not hasattr(kind, "__iter__"):
         return False
     return hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module))
+
+
+def _same(one: Source, other: Source) -> bool:
+    return one is other or (one.loader is other.loader)
+
+
+def _has_live(source: Source) -> bool:
+    """Its sampler or data set carries a position. A loader that does so itself begins a pass at its head."""
+    return source.holder is not source.loader and has_state(source.holder)
 
 
 def _fingerprint(source: Source) -> str:

@@ -141,7 +141,7 @@ class IndexedFeed(Feed):
         )
         assert self.source.stand_in is not None
         self.source.stand_in.next_deal = self._deal
-        return iter(self.source.clone)
+        return iter(self.source.loader)
 
     def _on_sampler_start(self) -> None:
         source, resume = self.source, self._resume
@@ -183,7 +183,7 @@ class ReplayedFeed(Feed):
                 on_start=self._undo_base_seed,
                 on_ready=lambda: None,
             )
-        iterator: Iterator[Any] = iter(self.source.clone)
+        iterator: Iterator[Any] = iter(self.source.loader)
         if resume is not None:
             self._drop_consumed(iterator)
         return iterator
@@ -219,9 +219,9 @@ class StatefulFeed(Feed):
 
     def _start(self, resume: State | None) -> Iterator[Any]:
         if resume is None:
-            return iter(self.source.clone)
+            return iter(self.source.loader)
         self.source.holder.load_state_dict(copy.deepcopy(resume["live"]))
-        iterator: Iterator[Any] = iter(self.source.clone)
+        iterator: Iterator[Any] = iter(self.source.loader)
         self._made_up()
         return iterator
 

@@ -28,24 +28,24 @@ class Source:
     """One loader of the user's.
 
     Attributes:
-        loader: The user's object, never changed.
+        loader: What is iterated: a copy of a DataLoader, with a stand-in for its sampler; other loaders as they are.
         kind: How it is taken up again.
         length: Batches a pass, None if it has no length.
-        clone: What is iterated: a copy of a DataLoader whose sampler is a stand-in; other loaders as they are.
-        stand_in: The clone's sampler; None for other loaders.
+        stand_in: The copy's sampler; None for other loaders.
         owned: Generators of the loader and of its samplers.
         dataset_owned: Generators of its data set.
         holder: The object whose state_dict is the position (``stateful``), or a sampler that has one.
+        carried: It was made before the loop, so that its generators carry on from pass to pass.
     """
 
     loader: Any
     kind: Kind
     length: int | None
-    clone: Any
     stand_in: StandIn | None = None
     owned: Sequence[Any] = ()
     dataset_owned: Sequence[Any] = ()
     holder: Any = None
+    carried: bool = False
 
     @property
     def workers(self) -> int:
@@ -91,12 +91,12 @@ def make_source(loader: Any, *, is_tracked: Callable[[Any], bool]) -> Source:
     """
     length = _length(loader)
     if has_state(loader):
-        return Source(loader, "stateful", length, loader, holder=loader)
+        return Source(loader, "stateful", length, holder=loader)
     if isinstance(loader, (list, tuple)):
-        return Source(loader, "list", length, loader)
+        return Source(loader, "list", length)
     if isinstance(loader, tud.DataLoader):
         return _dataloader_source(loader, length, is_tracked)
-    return Source(loader, "replayed", length, loader, owned=owned_by([loader]))
+    return Source(loader, "replayed", length, owned=owned_by([loader]))
 
 
 def _dataloader_source(
@@ -114,7 +114,7 @@ def _dataloader_source(
     dataset_owned = owned_by([loader.dataset])
     known = {id(g) for g in dataset_owned}
     owned = [g for g in owned_by([loader.generator, *chain]) if id(g) not in known]
-    source = Source(loader, "indexed", length, clone, stand_in, owned, dataset_owned, holder=live)
+    source = Source(clone, "indexed", length, stand_in, owned, dataset_owned, holder=live)
     if type(loader).__iter__ is not tud.DataLoader.__iter__:
         source.kind = "replayed"  # its batches need not be those of its sampler, one for one
     elif isinstance(loader.dataset, tud.IterableDataset):

@@ -1,0 +1,75 @@
+"""Metrics and events of a run: ``events.jsonl``, a JSON document a line.
+
+Every line has an id, so that files of several sessions can be joined and a line read twice is one line. A
+``resumed`` event says from which step: what earlier sessions wrote beyond that step is superseded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class EventFile:
+    """Appends lines; a line is whole or, after a kill, cut at its end and then ignored by readers.
+
+    Args:
+        path: The file; made when the first line is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._prefix = uuid.uuid4().hex[:12]
+        self._count = 0
+
+    def append(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write lines, an id added to each, in one call of ``write``.
+
+        Raises:
+            OSError: They could not be written.
+        """
+        if not lines:
+            return
+        text = ""
+        for line in lines:
+            self._count += 1
+            text += json.dumps({"id": f"{self._prefix}-{self._count}", **line}, ensure_ascii=False) + "\n"
+        fd = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, _newline_if_cut(fd) + text.encode())
+        finally:
+            os.close(fd)
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of an ``events.jsonl`` that still hold, in order.
+
+    Lines that a kill cut short, and lines that a later resume superseded, are left out.
+    """
+    lines: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for raw in text.splitlines():
+        try:
+            line = json.loads(raw)
+        except ValueError:  # cut short by a kill
+            continue
+        if not isinstance(line, dict) or line.get("id") in seen:
+            continue
+        seen.add(str(line.get("id")))
+        if line.get("event") == "resumed":
+            lines = [kept for kept in lines if kept.get("step", 0) <= line["from_step"]]
+        lines.append(line)
+    yield from lines
+
+
+def _newline_if_cut(fd: int) -> bytes:
+    end = os.lseek(fd, 0, os.SEEK_END)
+    return b"\n" if end and os.pread(fd, 1, end - 1) != b"\n" else b""

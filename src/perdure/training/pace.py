@@ -1,0 +1,93 @@
+"""How long things take in this run, and when it must therefore stop."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal
+
+from perdure.core.clock import Clock
+from perdure.core.intervals import format_duration
+from perdure.core.limits import Window
+
+Gap = Literal["step", "tail"]
+"""From one boundary to the next: a step, or the last step of a pass with all that comes after it."""
+
+_FIRST_SAVE_BYTES_PER_S = 50e6  # a slow network disk; replaced by what is measured at the first save
+_SAVE_FACTOR = 1.5
+_LEAVE_S = 0.4  # the process itself ends: worker processes, interpreter
+
+
+class Pace:
+    """Learns the time between boundaries and the time of a save.
+
+    Args:
+        clock: Where "now" comes from.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._gaps: dict[Gap, deque[float]] = {"step": deque(maxlen=200), "tail": deque(maxlen=20)}
+        self._saves: deque[float] = deque(maxlen=10)
+        self._since = clock.monotonic()
+        self._kind: Gap | None = None
+        self.training_s = 0.0
+        self.state_bytes = 0
+
+    def now(self) -> float:
+        """Seconds on the session's clock."""
+        return self._clock.monotonic()
+
+    def boundary(self) -> None:
+        """A boundary is reached: the gap that ends here is learned."""
+        now = self._clock.monotonic()
+        if self._kind is not None:
+            self._gaps[self._kind].append(now - self._since)
+        self.training_s += now - self._since
+        self._since = now
+
+    def leave(self, upcoming: Gap) -> None:
+        """The boundary is left; ``upcoming`` is the gap that begins. Time spent in it is nobody's."""
+        self._since = self._clock.monotonic()
+        self._kind = upcoming
+
+    def saved(self, seconds: float) -> None:
+        """A save took so long."""
+        self._saves.append(seconds)
+
+    @property
+    def last_save_s(self) -> float | None:
+        """Time of the newest save, None before the first."""
+        return self._saves[-1] if self._saves else None
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Speed over the recent steps."""
+        recent = list(self._gaps["step"])[-50:]
+        total = sum(recent)
+        return len(recent) / total if total > 0 else None
+
+    def expected_s(self, upcoming: Gap) -> float:
+        """Time to the next boundary, from the slowest recent one of its kind."""
+        slowest_step = max(self._gaps["step"], default=0.0)
+        return max(slowest_step, max(self._gaps[upcoming], default=0.0))
+
+    def expected_save_s(self) -> float:
+        """Time of the final save, learned, with a floor before the first."""
+        if self._saves:
+            return max(self._saves) * _SAVE_FACTOR + 0.05
+        return 0.25 + self.state_bytes / _FIRST_SAVE_BYTES_PER_S
+
+    def stop_reason(self, window: Window, margin_s: float, upcoming: Gap) -> str | None:
+        """Why the run must stop at this boundary, None if there is time for another step.
+
+        Args:
+            window: The session's.
+            margin_s: What the platform needs after the script has ended.
+            upcoming: The gap that would begin.
+        """
+        needed = self.expected_s(upcoming) + self.expected_save_s() + margin_s + _LEAVE_S
+        if window.left_s > needed:
+            return None
+        return (
+            f"the window of {format_duration(window.length_s)} closes in {format_duration(max(window.left_s, 0))}"
+        )

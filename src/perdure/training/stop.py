@@ -1,0 +1,52 @@
+"""Signals: they set a flag, and the loop stops at its next boundary."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from perdure.core.say import say
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopFlag:
+    """Remembers that the session was asked to stop.
+
+    The handlers are put in place when a loop begins and not on import: other libraries install theirs in
+    between (``ray.init`` replaces the one for SIGTERM). Earlier handlers are put back when the loop ends.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._earlier: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """Take SIGTERM and SIGINT over; only the main thread can."""
+        if self._earlier or threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            self._earlier[number] = signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in self._earlier.items():
+            if signal.getsignal(number) == self._handle:
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._earlier = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if number == signal.SIGINT and self.reason:
+            self.restore()
+            raise KeyboardInterrupt
+        self.reason = f"{name} was received"
+        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        say(f"{name}: saving at the next boundary, then stopping{again}")
+        earlier = self._earlier.get(number)
+        if callable(earlier) and earlier is not signal.default_int_handler:
+            earlier(number, frame)
