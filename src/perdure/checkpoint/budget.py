@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -41,16 +42,34 @@ def _taken(entry: os.DirEntry[str]) -> int:
     return state.st_blocks * 512 or rounded(state.st_size)  # some mounts do not tell blocks
 
 
-def free_bytes(folder: Path, budget_bytes: int | None, budget_folder: Path) -> int:
-    """What may still be written to ``folder``.
+@dataclass(frozen=True)
+class Room:
+    """Where a run may write, and how much.
 
-    Args:
-        folder: An existing folder.
+    Attributes:
+        folder: An existing folder on the disk that is written to.
         budget_bytes: What ``budget_folder`` may hold in all; None for as much as the disk takes.
         budget_folder: What the budget is for.
     """
-    state = os.statvfs(folder)
-    free = state.f_bavail * state.f_frsize
-    if budget_bytes is None:
-        return free
-    return min(free, max(0, budget_bytes - used_bytes(budget_folder)))
+
+    folder: Path
+    budget_bytes: int | None
+    budget_folder: Path
+
+    def free_bytes(self) -> int:
+        """What may still be written."""
+        state = os.statvfs(self.folder)
+        free = state.f_bavail * state.f_frsize
+        return free if self.budget_bytes is None else min(free, self._left_bytes(self.budget_bytes))
+
+    def check(self, needed_bytes: int) -> None:
+        """Hold to the budget. Whether the disk has room shows, exactly, when a file is reserved.
+
+        Raises:
+            OSError: ENOSPC, as from a full disk.
+        """
+        if self.budget_bytes is not None and needed_bytes > self._left_bytes(self.budget_bytes):
+            raise OSError(errno.ENOSPC, "over the disk budget", str(self.budget_folder))
+
+    def _left_bytes(self, budget_bytes: int) -> int:
+        return max(0, budget_bytes - used_bytes(self.budget_folder))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from perdure.checkpoint.reader import Checkpoint, open_checkpoint
+from perdure.checkpoint.reader import Checkpoint, open_checkpoint, unreadable
 from perdure.checkpoint.search import Found, find_checkpoints, list_run, newest_first
 from perdure.core.errors import (
     CheckpointError,
@@ -37,13 +38,19 @@ class Chosen:
 class Catalog:
     """The checkpoints that belong to one run.
 
+    A run of the same name but another identity is another run, and its checkpoints do not count.
+
     Args:
-        paths: The folder of the run; every checkpoint in it counts, whatever its name: folders are renamed.
-        name: Name of the run; decides which checkpoints in the inputs count.
+        paths: The folder of the run; its checkpoints count under whatever name: folders are renamed.
+        name: Name of the run; decides which checkpoints in the inputs may count.
         inputs: Folders below which earlier sessions may have left some. Looked through once.
+
+    Attributes:
+        run_id: Identity of the run; None until it is settled: then that of the newest checkpoint.
     """
 
     def __init__(self, paths: RunPaths, name: str, inputs: Sequence[Path]) -> None:
+        self.run_id: str | None = None
         self._paths = paths
         self._name = name
         self._inputs = tuple(inputs)
@@ -52,30 +59,44 @@ class Catalog:
     def _in_inputs(self) -> list[Found]:
         own = self._paths.checkpoints.resolve()
         found = [item for root in self._inputs for item in find_checkpoints(root, self._name)]
-        return [item for item in found if item.folder.parent.resolve() != own]
-
-    def own(self) -> list[Found]:
-        """Those in the run folder, newest first."""
-        return list_run(self._paths)
+        return newest_first([item for item in found if item.folder.parent.resolve() != own])
 
     def all(self) -> list[Found]:
         """All of them, newest first; of equals the one in the run folder comes first.
 
-        A run of the same name but another identity is another run: where the run folder knows its identity,
-        or else the newest checkpoint in the inputs does, those of other identities do not count.
-
         Raises:
             UnreadableError: A folder cannot be listed.
         """
-        own = self.own()
-        known = [item for item in own or newest_first(self._in_inputs) if item.manifest]
-        identity = known[0].manifest.run_id if known and known[0].manifest else ""
-        return newest_first(own + [item for item in self._in_inputs if _belongs(item, identity)])
+        own = list_run(self._paths)
+        run_id = self.run_id or self._likely_id(own)
+        return newest_first([item for item in own + self._in_inputs if _is_of(item, run_id)])
 
     def strangers(self) -> list[Found]:
         """Those in the inputs that have the name of the run but are of another run."""
         mine = {item.folder for item in self.all()}
         return [item for item in self._in_inputs if item.folder not in mine]
+
+    def recorded_id(self) -> str:
+        """The identity in ``run.json``; empty if there is none to be read.
+
+        Raises:
+            UnreadableError: The system does not let it be read.
+        """
+        path = self._paths.run_json
+        try:
+            return str(json.loads(path.read_bytes())["run_id"])
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+            return ""
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    def _likely_id(self, own: Sequence[Found]) -> str:
+        recorded = self.recorded_id()
+        ids = [item.manifest.run_id for item in own if item.manifest]
+        if recorded in ids:
+            return recorded
+        ids += [item.manifest.run_id for item in self._in_inputs if item.manifest]
+        return ids[0] if ids else recorded
 
     def choose(self) -> Chosen:
         """Open the newest that verifies.
@@ -137,5 +158,5 @@ def _problems(item: Found) -> tuple[str, ...]:
     return item.error.problems if isinstance(item.error, CorruptError) else (item.problem,)
 
 
-def _belongs(item: Found, identity: str) -> bool:
-    return not identity or item.manifest is None or item.manifest.run_id == identity
+def _is_of(item: Found, run_id: str) -> bool:
+    return not run_id or item.manifest is None or item.manifest.run_id == run_id

@@ -98,10 +98,14 @@ def draft(
         entries=plan.entries,
         values=snapshot.values,
     )
-    folder = paths.checkpoints / f"step-{snapshot.position.step:09d}"
-    if not is_gone(folder / MANIFEST):
-        folder = folder.with_name(f"{folder.name}-s{label.seq}")
+    folder = folder_for(paths, manifest.step, manifest.seq)
     return Draft(folder, manifest, dump_manifest(manifest), plan.new)
+
+
+def folder_for(paths: RunPaths, step: int, seq: int) -> Path:
+    """The folder of a new checkpoint: ``step-000001200``, or ``step-000001200-s17`` if that name is taken."""
+    folder = paths.checkpoints / f"step-{step:09d}"
+    return folder if is_gone(folder / MANIFEST) else folder.with_name(f"{folder.name}-s{seq}")
 
 
 def commit(paths: RunPaths, made: Draft) -> None:
@@ -112,11 +116,20 @@ def commit(paths: RunPaths, made: Draft) -> None:
     """
     if made.new:
         paths.tensors.mkdir(exist_ok=True)
-        publish(paths.folder / made.new.file, [made.new.head, *made.new.parts])
+        publish(paths.folder / made.new.file, [made.new.head, *made.new.parts], made.new.nbytes)
+    commit_manifest(paths, made)
+
+
+def commit_manifest(paths: RunPaths, made: Draft) -> None:
+    """The last part of ``commit``: its tensor files are there.
+
+    Raises:
+        OSError: As for ``commit``.
+    """
     paths.checkpoints.mkdir(exist_ok=True)
     made.folder.mkdir(exist_ok=True)
     try:
-        publish(made.folder / MANIFEST, [made.data])
+        publish(made.folder / MANIFEST, [made.data], len(made.data))
         fsync_dir(paths.checkpoints)
     except BaseException:
         # Renamed, but not known to be on disk: what is not certain is taken back.

@@ -143,6 +143,14 @@ class Checkpoint:
             raise corrupt(self.folder, [_entry_problem(entry)])
         return view.toreadonly()
 
+    def file_parts(self, file: str) -> Iterator[bytes]:
+        """One of its tensor files, whole, in pieces.
+
+        Raises:
+            UnreadableError: The system does not let it be read.
+        """
+        return (bytes(piece) for piece in self._read(file, 0, self.manifest.files[file]))
+
     def problems(self) -> list[str]:
         """What is wrong with its entries and with the headers of its files; one line each.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perdure.checkpoint.manifest import Manifest
@@ -49,10 +49,10 @@ class Keep:
 
 @dataclass(frozen=True)
 class Committed:
-    """A whole checkpoint of the run folder."""
+    """A whole checkpoint; two are equal if they are in one folder."""
 
     folder: Path
-    manifest: Manifest
+    manifest: Manifest = field(compare=False)
 
 
 def last_good(newest_first: Sequence[Committed]) -> Committed | None:
@@ -81,16 +81,21 @@ def to_drop(newest_first: Sequence[Committed], keep: Keep, saved: Committed) -> 
     Args:
         newest_first: The committed checkpoints.
         keep: The rule.
-        saved: The one just committed. It stays, and older saves of the very same boundary go.
+        saved: The one just committed. It stays; older saves of the very same boundary go, and so do those
+            of an earlier run that was begun afresh.
     """
-    replaced = [
-        item
-        for item in newest_first
-        if item.folder != saved.folder and item.manifest.position.order == saved.manifest.position.order
-    ]
+    replaced = [item for item in newest_first if _replaces(saved, item)]
     rest = [item for item in newest_first if item not in replaced]
     stay = [saved, last_good(rest), best_of(rest, keep), *rest[: keep.last]]
     return [*replaced, *(item for item in rest if item not in stay)]
+
+
+def _replaces(saved: Committed, item: Committed) -> bool:
+    new, old = saved.manifest, item.manifest
+    if new.run_id != old.run_id:
+        return True
+    same_boundary = item != saved and new.position.order == old.position.order
+    return same_boundary and (new.healthy or not old.healthy)  # NaN does not replace the last good one
 
 
 def expendable(newest_first: Sequence[Committed], keep: Keep) -> list[Committed]:

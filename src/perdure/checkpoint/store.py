@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import errno
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,24 +11,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from perdure.checkpoint import debris
-from perdure.checkpoint.budget import FULL, free_bytes
+from perdure.checkpoint.adopt import adopt, adoption_bytes
+from perdure.checkpoint.budget import FULL, Room
 from perdure.checkpoint.catalog import Catalog
 from perdure.checkpoint.commit import Draft, Label, commit, draft, hash_buffers
+from perdure.checkpoint.debris import sweep_small_files
 from perdure.checkpoint.lock import RunLock
 from perdure.checkpoint.manifest import FORMAT_VERSION, MANIFEST, Manifest
-from perdure.checkpoint.reader import Checkpoint, check_sizes, is_gone
-from perdure.checkpoint.retention import Committed, Keep, expendable, to_drop
+from perdure.checkpoint.reader import Checkpoint, check_sizes, is_gone, open_checkpoint
+from perdure.checkpoint.retention import Committed, Keep, best_of, last_good
 from perdure.checkpoint.search import Found
 from perdure.checkpoint.snapshot import Snapshot
+from perdure.checkpoint.upkeep import Upkeep, committed
 from perdure.core.clock import Clock, SystemClock
-from perdure.core.errors import CheckpointError, CorruptError, DiskFullError, UnreadableError
+from perdure.core.errors import CheckpointError, DiskFullError, UnreadableError
 from perdure.core.files import fsync_dir, write_json
 from perdure.core.intervals import format_bytes
 from perdure.core.paths import RunPaths
-
-MAX_RUN_FILES = 50
-"""A run folder holds fewer files than this after a save; hosts zip or refuse more."""
 
 
 @dataclass(frozen=True)
@@ -86,20 +83,22 @@ class Store:
         self.keep = keep
         self.run_id = ""
         self.reports: list[str] = []
-        self._disk_bytes = disk_bytes
-        self._disk_folder = disk_folder or paths.folder.parent
+        self._room = Room(paths.folder, disk_bytes, disk_folder or paths.folder.parent)
+        self._upkeep = Upkeep(paths, keep, self._room, self._report)
         self._clock = clock
         self._catalog = Catalog(paths, name, inputs)
         self._lock = RunLock(paths.lock)
         self._is_open = False
         self._seq = 0
         self._proven: Committed | None = None
+        self._left_behind: set[Path] = set()
 
-    def open(self, settings: Mapping[str, Any]) -> None:
+    def open(self, settings: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Take the run folder for writing: lock it, make it, clean it of what a killed save left.
 
         Args:
             settings: What to write into ``run.json``, JSON-able; an existing ``run.json`` of this run stays.
+            fresh: Begin a new run: checkpoints that are there do not count, and go at the first save.
 
         Raises:
             RunLockedError: Another process is writing to it.
@@ -110,9 +109,9 @@ class Store:
         try:
             self.paths.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
-            self._identify(settings)
-            debris.sweep_small_files(self.paths.folder)
-            debris.sweep(self.paths, self._catalog.own())
+            self._identify(settings, fresh)
+            sweep_small_files(self.paths.folder)
+            self._upkeep.sweep()
         except OSError as error:
             self._lock.release()
             raise self._typed(error, "cannot be opened for writing") from error
@@ -159,7 +158,8 @@ class Store:
         for item in self._catalog.strangers():
             self._report(f"{item.folder} is of another run of the same name: ignored")
         for item in chosen.bad:
-            self._set_aside(item)
+            became = self._upkeep.set_aside(item) if self._is_open else "skipped"
+            self._report(f"{item.problem.splitlines()[0]}: {became}")
         checkpoint = chosen.checkpoint
         if checkpoint and checkpoint.folder.parent == self.paths.checkpoints:
             self._proven = Committed(checkpoint.folder, checkpoint.manifest)
@@ -177,42 +177,43 @@ class Store:
         self._lock.check()
         started = self._clock.monotonic()
         hashed = hash_buffers(snapshot)
-        while True:
-            made = draft(self.paths, snapshot, hashed, self._label(), self._base())
-            try:
-                self._check_budget(made)
-                commit(self.paths, made)
-                break
-            except OSError as error:
-                self._tidy()
-                self._make_room(made, error)
-            except BaseException:
-                self._tidy()
-                raise
+        made = None
+        while made is None:
+            made = self._try(draft(self.paths, snapshot, hashed, self._label(), self._base()))
         self._seq = made.manifest.seq
         self._proven = Committed(made.folder, made.manifest)
-        self._prune(self._proven)
+        self._bring_home()
+        self._upkeep.prune(self._proven)
         return Saved(made.folder, made.manifest, made.bytes_written, self._clock.monotonic() - started)
 
-    def _identify(self, settings: Mapping[str, Any]) -> None:
+    def _try(self, made: Draft) -> Draft | None:
+        """Commit it; None if it failed for want of room and some was made."""
+        try:
+            self._room.check(made.bytes_needed)
+            commit(self.paths, made)
+        except OSError as error:
+            self._upkeep.tidy()
+            if error.errno not in FULL:
+                raise self._typed(error, "cannot be written") from error
+            if error.errno != errno.EFBIG and self._upkeep.make_room(made.bytes_needed):
+                return None
+            raise self._full(made) from error
+        except BaseException:
+            self._upkeep.tidy()
+            raise
+        return made
+
+    def _identify(self, settings: Mapping[str, Any], fresh: bool) -> None:
         """Find out who this run is, and write it down."""
-        found = [item.manifest for item in self._catalog.all() if item.manifest]
-        recorded = self._recorded_id()
-        self.run_id = found[0].run_id if found else recorded or uuid.uuid4().hex
+        found = [] if fresh else [item.manifest for item in self._catalog.all() if item.manifest]
+        recorded = self._catalog.recorded_id()
+        likely = "" if fresh else found[0].run_id if found else recorded
+        self.run_id = self._catalog.run_id = likely or uuid.uuid4().hex
         self._seq = max((manifest.seq for manifest in found), default=0)
         if recorded != self.run_id:
             about = {"format_version": FORMAT_VERSION, "name": self.name, "run_id": self.run_id}
             write_json(self.paths.run_json, about | {"created": self._now(), "settings": dict(settings)})
         fsync_dir(self.paths.folder.parent)
-
-    def _recorded_id(self) -> str:
-        try:
-            return str(json.loads(self.paths.run_json.read_bytes())["run_id"])
-        except FileNotFoundError:
-            return ""
-        except (ValueError, KeyError, TypeError):
-            self._report(f"{self.paths.run_json} was damaged: written anew")
-            return ""
 
     def _label(self) -> Label:
         return Label(self.name, self.run_id, self._seq + 1, self._now())
@@ -230,88 +231,31 @@ class Store:
             return None
         return self._proven.manifest
 
-    def _committed(self) -> Sequence[Committed]:
-        return [
-            Committed(item.folder, item.manifest)
-            for item in self._catalog.own()
-            if item.manifest and not item.error
-        ]
+    def _bring_home(self) -> None:
+        """Copy the best and the last good checkpoint from the inputs, if that is where they are."""
+        known = committed(self._catalog.all())
+        for item in (best_of(known, self.keep), last_good(known)):
+            if item is None or item.folder.parent == self.paths.checkpoints or item.folder in self._left_behind:
+                continue
+            try:
+                checkpoint = open_checkpoint(item.folder)
+                self._room.check(adoption_bytes(self.paths, checkpoint))
+                adopt(self.paths, checkpoint)
+            except (OSError, CheckpointError) as error:
+                self._left_behind.add(item.folder)
+                self._upkeep.tidy()
+                self._report(f"{item.folder} could not be copied into the run folder: {error}")
 
-    def _free_bytes(self) -> int:
-        return free_bytes(self.paths.folder, self._disk_bytes, self._disk_folder)
-
-    def _check_budget(self, made: Draft) -> None:
-        """Only the budget: whether the disk has room shows, exactly, when the file is reserved."""
-        if self._disk_bytes is not None and made.bytes_needed > self._free_bytes():
-            raise OSError(errno.ENOSPC, "over the disk budget")
-
-    def _make_room(self, made: Draft, error: OSError) -> None:
-        """After a failed save: remove one thing that can be spared, or raise the typed error."""
-        if error.errno not in FULL:
-            raise self._typed(error, "cannot be written") from error
-        free = self._free_bytes()
-        if error.errno != errno.EFBIG and (debris.empty_quarantine(self.paths) or self._spare_one(made, free)):
-            return
-        raise DiskFullError(
+    def _full(self, made: Draft) -> DiskFullError:
+        free = self._room.free_bytes()
+        return DiskFullError(
             f"no room for the checkpoint at {made.manifest.position}: it needs {format_bytes(made.bytes_needed)},"
-            f" {format_bytes(free)} are free in {self._disk_folder}",
+            f" {format_bytes(free)} are free in {self._room.budget_folder}",
             path=self.paths.folder,
             needed_bytes=made.bytes_needed,
             free_bytes=free,
             hint="remove files that the run does not need, or lower keep.last; the last checkpoint is untouched",
-        ) from error
-
-    def _spare_one(self, made: Draft, free: int) -> bool:
-        """Remove the checkpoint that can best be spared, if removing all of these would be enough."""
-        own = self._committed()
-        spare = expendable(own, self.keep)
-        kept = {file for item in own if item not in spare for file in item.manifest.files}
-        gain = {f: n for item in spare for f, n in item.manifest.files.items() if f not in kept}
-        if not spare or free + sum(gain.values()) < made.bytes_needed:
-            return False
-        try:
-            debris.drop_checkpoint(spare[0].folder)
-            debris.sweep(self.paths, self._catalog.own())
-        except OSError:
-            return False
-        return True
-
-    def _prune(self, saved: Committed) -> None:
-        """Retention. The checkpoint is committed: what goes wrong here is reported, no more."""
-        try:
-            for item in to_drop(self._committed(), self.keep, saved):
-                debris.drop_checkpoint(item.folder)
-            debris.sweep(self.paths, self._catalog.own())
-            while debris.count_files(self.paths.folder) >= MAX_RUN_FILES and self._drop_for_count(saved):
-                debris.sweep(self.paths, self._catalog.own())
-        except OSError as error:
-            self._report(f"older checkpoints could not be removed: {error}")
-
-    def _drop_for_count(self, saved: Committed) -> bool:
-        if debris.empty_quarantine(self.paths):
-            return True
-        spare = [item for item in expendable(self._committed(), self.keep) if item.folder != saved.folder]
-        if not spare:
-            return False
-        self._report(f"fewer checkpoints than keep.last stay: a run folder holds fewer than {MAX_RUN_FILES} files")
-        debris.drop_checkpoint(spare[0].folder)
-        return True
-
-    def _set_aside(self, bad: Found) -> None:
-        where = "skipped"
-        own = bad.folder.parent == self.paths.checkpoints
-        if own and self._is_open and isinstance(bad.error, CorruptError):
-            others = [item for item in self._catalog.own() if item.folder != bad.folder]
-            try:
-                where = f"moved to {debris.set_aside(self.paths, bad, others)}"
-            except OSError as error:
-                where = f"skipped, and it could not be moved away: {error}"
-        self._report(f"{bad.problem.splitlines()[0]}: {where}")
-
-    def _tidy(self) -> None:
-        """Remove what a failed save left; what cannot be removed now is at the next save."""
-        with contextlib.suppress(OSError):
-            debris.sweep(self.paths, self._catalog.own())
+        )
 
     def _typed(self, error: OSError, what: str) -> CheckpointError:
         if isinstance(error, CheckpointError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perdure.core.files import fsync_dir
@@ -20,21 +20,21 @@ TEMPORARY = ".tmp"
 """Ending of files that are not committed; a file with it, in a folder that nobody writes to, is debris."""
 
 
-def publish(final: Path, parts: Sequence[bytes | memoryview]) -> None:
+def publish(final: Path, parts: Iterable[bytes | memoryview], nbytes: int) -> None:
     """Write a file under a temporary name in the same folder and rename it; the folder is synced too.
 
     Args:
         final: Its name in the end.
         parts: Its content; written straight from their memory.
+        nbytes: Its size, reserved before anything is written.
 
     Raises:
-        OSError: As the system says; then there is no file of that name (or still the old one), and the
-            temporary one is gone unless the system refuses that too.
+        OSError: As the system says. The temporary file is gone, unless the system refuses that too. A file
+            of the final name is whole, but may not be known to be on disk.
     """
     temporary = final.with_name(f".{final.name}{TEMPORARY}")
-    views = [memoryview(part).cast("B") for part in parts if len(part)]
     try:
-        _write(temporary, views)
+        _write(temporary, parts, nbytes)
         os.rename(temporary, final)
     except BaseException:
         _discard(temporary)
@@ -42,13 +42,12 @@ def publish(final: Path, parts: Sequence[bytes | memoryview]) -> None:
     fsync_dir(final.parent)
 
 
-def _write(path: Path, views: Sequence[memoryview]) -> None:
-    nbytes = sum(view.nbytes for view in views)
+def _write(path: Path, parts: Iterable[bytes | memoryview], nbytes: int) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     try:
         _reserve(fd, nbytes)
         offset = 0
-        for batch in _batches(views):
+        for batch in _batches(parts):
             offset += _write_batch(fd, batch, offset)
         os.fsync(fd)
         found = os.fstat(fd).st_size
@@ -69,11 +68,12 @@ def _reserve(fd: int, nbytes: int) -> None:
             raise
 
 
-def _batches(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The views in order, in pieces that one system call takes."""
+def _batches(parts: Iterable[bytes | memoryview]) -> Iterator[list[memoryview]]:
+    """The parts in order, in pieces that one system call takes."""
     batch: list[memoryview] = []
     room = CHUNK_BYTES
-    for view in views:
+    for part in parts:
+        view = memoryview(part)
         begin = 0
         while begin < view.nbytes:
             piece = view[begin : begin + room]
