@@ -159,8 +159,8 @@ class _Encoder:
 
 
 def _name_of(path: str) -> str:
-    parts = ("".join(match) for match in _PART.findall(path))
-    return "/".join(part.strip("'") for part in parts) or "value"
+    parts = ["".join(match).strip("'") for match in _PART.findall(path)] or ["value"]
+    return "/".join([parts[0].replace(".", "/"), *parts[1:]])
 
 
 def _check_tensor(tensor: torch.Tensor, path: str) -> None:

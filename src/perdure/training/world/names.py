@@ -1,0 +1,112 @@
+"""Names of modules and parameters that do not change when a model is wrapped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in a module where a parameter or buffer is, or None.
+
+    Attributes:
+        owner: The module.
+        key: The name in that module.
+    """
+
+    owner: nn.Module
+    key: str
+
+    @property
+    def parameter(self) -> nn.Parameter | None:
+        """The parameter that is there now."""
+        return self.owner._parameters[self.key]
+
+    @property
+    def buffer(self) -> torch.Tensor | None:
+        """The buffer that is there now."""
+        return self.owner._buffers[self.key]
+
+
+class ModuleNames:
+    """Everything in a module, by canonical name.
+
+    ``_orig_mod.`` (torch.compile) is left out at any depth, and so is the ``module.`` of DataParallel and
+    DistributedDataParallel; other modules may call a child ``module`` and keep the name. Where two names become
+    one, both keep what they were. A module that is reached by two ways has two names.
+
+    Attributes:
+        modules: The modules of a name: one, and its wrappers.
+        parameters: Slots of parameters.
+        buffers: Slots of buffers, persistent or not.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        found = list(_walk(root, "", "", set()))
+        self.modules: dict[str, list[nn.Module]] = {}
+        for name, _, module in found:
+            self.modules.setdefault(name, []).append(module)
+        self.parameters = _slots((n, r, m, k) for n, r, m in found for k in m._parameters)
+        self.buffers = _slots((n, r, m, k) for n, r, m in found for k in m._buffers)
+
+
+def _walk(module: nn.Module, name: str, raw: str, above: set[int]) -> Iterator[tuple[str, str, nn.Module]]:
+    """Canonical name, name and module of every module, depth first; cycles are not followed."""
+    yield name, raw, module
+    above.add(id(module))
+    for key, child in module._modules.items():
+        if child is None or id(child) in above:
+            continue
+        wraps = key == "_orig_mod" or (key == "module" and isinstance(module, _WRAPPERS))
+        yield from _walk(child, name if wraps else join(name, key), join(raw, key), above)
+    above.discard(id(module))
+
+
+def join(prefix: str, name: str) -> str:
+    """``prefix.name``; either may be empty."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _slots(places: Iterable[tuple[str, str, nn.Module, str]]) -> dict[str, Slot]:
+    known = [(join(name, key), join(raw, key), Slot(owner, key)) for name, raw, owner, key in places]
+    count = Counter(name for name, _, _ in known)
+    return {name if count[name] == 1 else raw: slot for name, raw, slot in known}
+
+
+class ParameterNames:
+    """Parameters of all tracked modules: ``model.fc.weight``.
+
+    Args:
+        modules: By the name they are tracked under.
+    """
+
+    def __init__(self, modules: Mapping[str, ModuleNames]) -> None:
+        self._by_name: dict[str, nn.Parameter] = {}
+        self._name_of: dict[int, str] = {}
+        for tracked, names in modules.items():
+            for name, slot in names.parameters.items():
+                parameter = slot.parameter
+                if parameter is not None:
+                    full = join(tracked, name)
+                    self._by_name[full] = parameter
+                    self._name_of.setdefault(id(parameter), full)
+
+    def name_of(self, parameter: Any) -> str | None:
+        """The first name of a parameter; None if no tracked module has it."""
+        return self._name_of.get(id(parameter))
+
+    def by_name(self, name: str) -> nn.Parameter | None:
+        """The parameter of a name, also where that is not its first one."""
+        return self._by_name.get(name)
+
+    def items(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every name and parameter; a tied parameter comes more than once."""
+        return iter(self._by_name.items())

@@ -1,0 +1,255 @@
+"""Saved values put back into live ones: in place wherever they fit, so that references elsewhere stay good."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from perdure.core.errors import StateMismatchError
+from perdure.data.generators import GENERATOR_TYPES, set_state, state_of
+from perdure.training.carried import GeneratorState, Pickled
+from perdure.training.regions import extent_of
+from perdure.training.world.fingerprint import fingerprint
+
+_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+
+
+class Refill:
+    """One restoring of a state.
+
+    Dicts, lists, sets and deques of equal ``maxlen`` are refilled; so are arrays and leaf tensors of equal shape and
+    dtype, and generators. Anything else is replaced by a copy of what was saved: the saved tree stays as it is and
+    can be restored again. Saved tensors that share memory are copied into shared memory.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[tuple[int, str], torch.Tensor] = {}
+        self._filled: dict[int, tuple[Any, Any]] = {}
+        self._claims: dict[tuple[str, int], _Claim] = {}
+
+    def __call__(self, live: Any, saved: Any, *, device: torch.device | None = None) -> Any:
+        """Put ``saved`` into ``live``.
+
+        Args:
+            live: What is there now; None if nothing is.
+            saved: A value of a saved tree.
+            device: Where its tensors belong; by default, where the live ones are.
+
+        Returns:
+            ``live`` if it could be refilled, else a new value.
+        """
+        if live is saved:
+            return live
+        if isinstance(saved, torch.Tensor):
+            return self._tensor(live, saved, device)
+        if isinstance(saved, np.ndarray):
+            return self._array(live, saved)
+        if isinstance(saved, (dict, list, deque, set)):
+            return self._container(live, saved, device)
+        if isinstance(saved, tuple) and type(saved) is tuple:
+            olds = live if type(live) is tuple and len(live) == len(saved) else (None,) * len(saved)
+            return tuple(self(old, new, device=device) for old, new in zip(olds, saved, strict=True))
+        if isinstance(saved, GeneratorState):
+            generator = live if isinstance(live, GENERATOR_TYPES) else _new_generator(saved)
+            set_state(generator, saved.state)
+            return generator
+        if isinstance(saved, Pickled) and isinstance(live, Pickled):
+            live.take(saved)
+            return live
+        return saved
+
+    def _container(self, live: Any, saved: Any, device: torch.device | None) -> Any:
+        if not _fits(live, saved):
+            live = deque(maxlen=saved.maxlen) if isinstance(saved, deque) else type(saved)()
+        elif id(live) in self._filled:  # one live object in two places; were they one object in what was saved?
+            if fingerprint(saved) == fingerprint(self._filled[id(live)][1]):
+                return live
+            live = type(saved)()
+        self._filled[id(live)] = (live, saved)
+        if isinstance(saved, set):
+            live.clear()
+            live |= saved
+        elif isinstance(saved, dict):
+            new = {key: self(live.get(key), item, device=device) for key, item in saved.items()}
+            live.clear()
+            live.update(new)
+        else:
+            olds = [*live, *[None] * len(saved)]
+            items = [self(old, item, device=device) for old, item in zip(olds, saved, strict=False)]
+            live.clear()
+            live.extend(items)
+        return live
+
+    def _tensor(self, live: Any, saved: torch.Tensor, device: torch.device | None) -> torch.Tensor:
+        if not isinstance(live, torch.Tensor):
+            return self.copy(saved, device)
+        if device is None and not live.is_meta:
+            device = live.device
+        if not self._can_fill(live, saved, device):
+            return self.copy(saved, device)
+        with torch.no_grad():
+            live.copy_(saved)
+        if live.is_leaf and not isinstance(live, torch.nn.Parameter):
+            live.requires_grad_(saved.requires_grad)
+        return live
+
+    def _can_fill(self, live: torch.Tensor, saved: torch.Tensor, device: torch.device | None) -> bool:
+        return (
+            live.shape == saved.shape
+            and live.dtype == saved.dtype
+            and live.device == device
+            and live.layout is saved.layout is torch.strided
+            and live.grad_fn is None
+            and not live.is_inference()
+            and not any(step == 0 and size > 1 for step, size in zip(live.stride(), live.shape, strict=True))
+            and self._claim(live, live.untyped_storage().data_ptr(), saved.data_ptr())
+        )
+
+    def _array(self, live: Any, saved: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        fits = (
+            type(live) is np.ndarray
+            and live.shape == saved.shape
+            and live.dtype == saved.dtype
+            and live.flags.writeable
+            and self._claim(live, _address(_root(live)), _address(saved))
+        )
+        if not fits:
+            return self._copy_array(saved)
+        array: np.ndarray[Any, Any] = live
+        array[...] = saved
+        return array
+
+    def _claim(self, live: Any, root: int, source: int) -> bool:
+        """Whether this memory may be filled: not if other values went there before, through another view of it."""
+        if live.nbytes == 0:
+            return True
+        extent = extent_of(live, "", {})
+        claim = _Claim(extent.low, extent.high, source - extent.low)
+        before = self._claims.setdefault((extent.device, root), claim)
+        return before is claim or before.admits(claim)
+
+    def copy(self, saved: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+        """A copy of a saved tensor on a device (the CPU by default), tied to the other copies as the saved ones are."""
+        device = device or torch.device("cpu")
+        if saved.layout is not torch.strided:
+            new = saved.detach().to(device, copy=True)
+        elif saved.numel() == 0:
+            new = torch.empty_strided(saved.shape, saved.stride(), dtype=saved.dtype, device=device)
+        else:
+            storage = saved.untyped_storage()
+            memory = self._memory(storage, device)
+            new = saved.detach().new_empty(0, device=device)
+            new.set_(memory.untyped_storage(), saved.storage_offset(), saved.shape, saved.stride())
+        if isinstance(saved, torch.nn.Parameter):
+            return torch.nn.Parameter(new, requires_grad=saved.requires_grad)
+        return new.requires_grad_(saved.requires_grad)
+
+    def _copy_array(self, saved: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        root = _root(saved)
+        if root.dtype != np.uint8 or root.ndim != 1 or not saved.nbytes:
+            return saved.copy(order="K")
+        memory = self._memory(torch.from_numpy(root).untyped_storage(), torch.device("cpu"))
+        offset = _address(saved) - _address(root)
+        return np.ndarray(saved.shape, saved.dtype, memory.numpy(), offset, saved.strides)
+
+    def _memory(self, storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
+        """A copy of the memory behind saved tensors, one for all of them."""
+        key = (storage.data_ptr(), str(device))
+        if key not in self._copies:
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            self._copies[key] = whole.set_(storage, 0, (storage.nbytes(),), (1,)).to(device, copy=True)
+        return self._copies[key]
+
+
+@dataclass
+class _Claim:
+    """Live memory that was filled: from ``low`` to ``high``, from memory that lies ``shift`` bytes further on."""
+
+    low: int
+    high: int
+    shift: int | None
+
+    def admits(self, other: _Claim) -> bool:
+        """Whether ``other`` writes what is there already, or lies apart; it is then part of this claim."""
+        apart = other.low >= self.high or other.high <= self.low
+        if other.shift != self.shift:
+            if not apart:
+                return False
+            self.shift = None
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        return True
+
+
+def copied(value: Any) -> Any:
+    """A copy of live plain values, tensors, arrays and generators that does not change with them."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
+    if isinstance(value, np.ndarray):
+        return value.copy(order="K")
+    if isinstance(value, GENERATOR_TYPES):
+        return GeneratorState(copied(state_of(value)))
+    if isinstance(value, Pickled):
+        return Pickled.from_bytes(value.to_bytes())
+    if isinstance(value, dict):
+        same = copy.copy(value)  # keeps the class, and a defaultdict's factory
+        same.update((key, copied(item)) for key, item in value.items())
+        return same
+    if isinstance(value, deque):
+        return deque((copied(item) for item in value), value.maxlen)
+    if type(value) in (list, tuple):
+        return type(value)(copied(item) for item in value)
+    return set(value) if isinstance(value, set) else value
+
+
+def size_of(value: Any, limit: int) -> int:
+    """Bytes that a value takes in a checkpoint, roughly; not counted further once beyond ``limit``."""
+    total = 0
+    rest = [value]
+    while rest and total <= limit:
+        item = rest.pop()
+        if isinstance(item, (torch.Tensor, np.ndarray)):
+            total += item.nbytes
+        elif isinstance(item, dict):
+            rest += item.keys()
+            rest += item.values()
+            total += 16 * len(item)
+        elif isinstance(item, (list, tuple, set, frozenset, deque)):
+            total += 8 * len(item)
+            rest += item
+        elif isinstance(item, (str, bytes)):
+            total += len(item)
+        else:
+            total += 5000 if isinstance(item, GENERATOR_TYPES) else 8
+    return total
+
+
+def _fits(live: Any, saved: Any) -> bool:
+    return type(live) is type(saved) and getattr(live, "maxlen", None) == getattr(saved, "maxlen", None)
+
+
+def _root(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _new_generator(saved: GeneratorState) -> Any:
+    kind, state = saved.state["kind"], saved.state["state"] if "state" in saved.state else None
+    if kind == "torch":
+        return torch.Generator(saved.state["device"])
+    if kind == "numpy":
+        name = state["bit_generator"] if isinstance(state, dict) else None
+        if name not in _BIT_GENERATORS:
+            raise StateMismatchError(f"numpy has no bit generator {name!r} here", differences=[])
+        return np.random.Generator(getattr(np.random, name)())
+    return np.random.RandomState() if kind == "numpy-legacy" else random.Random()
