@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from perdure.checkpoint.store import Found, Store
+from perdure.checkpoint.search import Found, list_run
 from perdure.cli.options import Json, Names, Root, folder_of_runs
 from perdure.cli.output import ago, note, say, say_json, table
 from perdure.core.intervals import format_bytes
@@ -16,10 +16,10 @@ HEADS = ("run", "checkpoint", "step", "epoch", "made", "why", "size", "state", "
 
 
 def checkpoints_command(names: Names = None, root: Root = None, json: Json = False) -> None:
-    """The checkpoints of each run, newest first: when and why made, how large, healthy or not, metrics."""
+    """The checkpoints of each run, newest first. When and why made, how large, healthy or not, metrics."""
     folder = folder_of_runs(root)
     runs = [pick_run(folder, name) for name in names] if names else find_runs(folder)
-    rows = [facts_of(run, found) for run in runs for found in Store(run, run.folder.name).list()]
+    rows = [facts_of(run, found) for run in runs for found in list_run(run)]
     disk = {run.folder.name: disk_of(run.folder) for run in runs}
     if json:
         say_json({"root": str(folder), "disk_bytes": disk, "checkpoints": rows})
@@ -35,7 +35,11 @@ def checkpoints_command(names: Names = None, root: Root = None, json: Json = Fal
 
 def facts_of(run: RunPaths, found: Found) -> dict[str, Any]:
     """One checkpoint as data."""
-    facts: dict[str, Any] = {"run": run.folder.name, "folder": str(found.folder), "problem": found.problem}
+    facts: dict[str, Any] = {
+        "run": run.folder.name,
+        "folder": str(found.folder),
+        "problem": found.error.args[0] if found.error else "",
+    }
     manifest = found.manifest
     if manifest is not None:
         facts |= {

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from perdure.checkpoint.store import Store
+from perdure.checkpoint.search import list_run
 from perdure.cli.options import Json, Names, Root, folder_of_runs
 from perdure.cli.output import ago, note, say, say_json
 from perdure.core.intervals import format_bytes, format_duration
@@ -17,7 +17,7 @@ from perdure.core.runs import find_runs, pick_run, read_json
 
 
 def status_command(names: Names = None, root: Root = None, json: Json = False) -> None:
-    """How each run stands: progress, newest checkpoint, speed, time left, and why it stopped."""
+    """How each run stands. Progress, newest checkpoint, speed, time left, and why it stopped."""
     folder = folder_of_runs(root)
     runs = [pick_run(folder, name) for name in names] if names else find_runs(folder)
     facts = [facts_of(run) for run in runs]
@@ -33,7 +33,7 @@ def status_command(names: Names = None, root: Root = None, json: Json = False) -
 def facts_of(run: RunPaths) -> dict[str, Any]:
     """What is known about a run: its session file, checked against its process, and its newest checkpoint."""
     session, problem = read_json(run.session_json)
-    newest = Store(run, run.folder.name).peek()
+    newest = next((found.manifest for found in list_run(run) if found.manifest and not found.error), None)
     facts = {"run": run.folder.name, "folder": str(run.folder), **session, "problem": problem}
     facts["status"] = status_of(session) if session else "damaged" if problem else "unknown"
     facts["newest"] = newest and {

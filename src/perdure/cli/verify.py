@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.checkpoint.store import find_checkpoints
-from perdure.checkpoint.verify import verify
+from perdure.checkpoint.manifest import MANIFEST
+from perdure.checkpoint.search import Found, find_checkpoints
+from perdure.checkpoint.verify import Verdict, verify
 from perdure.cli.options import Json, Root, folder_of_runs
 from perdure.cli.output import note, say, say_json
 from perdure.core.errors import NoCheckpointError
@@ -27,9 +28,9 @@ Targets = Annotated[
 
 
 def verify_command(targets: Targets = None, root: Root = None, json: Json = False) -> None:
-    """Prove every digest of every checkpoint; say what is wrong, and where. Exit code 1 if anything is."""
+    """Prove every byte of every checkpoint. Says what is wrong, and where; exit code 1 if anything is."""
     folder = folder_of_runs(root)
-    verdicts = [prove(checkpoint) for checkpoint in _checkpoints(folder, targets or [])]
+    verdicts = [verdict for found in _checkpoints(folder, targets or []) if (verdict := prove(found))]
     bad = sum(not verdict["ok"] for verdict in verdicts)
     if json:
         say_json({"root": str(folder), "bad": bad, "checkpoints": verdicts})
@@ -42,11 +43,16 @@ def verify_command(targets: Targets = None, root: Root = None, json: Json = Fals
         raise typer.Exit(1)
 
 
-def prove(checkpoint: Path) -> dict[str, Any]:
-    """The verdict on one checkpoint as data."""
-    verdict = verify(checkpoint)
+def prove(found: Found) -> dict[str, Any] | None:
+    """The verdict on one checkpoint as data; None if it was pruned meanwhile, by a training that goes on."""
+    try:
+        verdict = verify(found.folder)
+    except NoCheckpointError:
+        if found.error is None:
+            return None
+        verdict = Verdict((found.error.what,))  # a folder that could not be looked into
     return {
-        "folder": str(checkpoint),
+        "folder": str(found.folder),
         "ok": not verdict.problems,
         "problems": list(verdict.problems),
         "entries": verdict.entries,
@@ -54,14 +60,12 @@ def prove(checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def _checkpoints(root: Path, targets: list[str]) -> Iterator[Path]:
-    """Folders of checkpoints, newest of each run first; a target is a run below the root, or else a folder."""
+def _checkpoints(root: Path, targets: list[str]) -> Iterator[Found]:
+    """Checkpoints, newest of each run first; a target is a run below the root, or else a folder."""
     runs = {run.folder.name: run.folder for run in find_runs(root)}
     for target in targets or runs:
         folder = runs.get(target) or _folder(root, target)
-        found = (
-            [folder] if (folder / "manifest.json").is_file() else [each.folder for each in find_checkpoints(folder)]
-        )
+        found = [Found(folder, None)] if (folder / MANIFEST).is_file() else find_checkpoints(folder)
         if targets and not found:
             raise NoCheckpointError(f"there is no checkpoint below {folder}", path=folder)
         yield from found
