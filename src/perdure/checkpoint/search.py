@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from perdure.checkpoint.manifest import MANIFEST, Manifest
@@ -54,7 +55,7 @@ def look_at(folder: Path) -> Found | None:
     """One checkpoint folder, by its manifest and the sizes of its files; None if it is not there (any more)."""
     manifest = None
     try:
-        manifest = read_manifest(folder)
+        manifest = _manifest(folder)
         check_sizes(folder, manifest)
     except NoCheckpointError:
         return None
@@ -63,6 +64,20 @@ def look_at(folder: Path) -> Found | None:
             return None
         return Found(folder, manifest, error)
     return Found(folder, manifest)
+
+
+def _manifest(folder: Path) -> Manifest:
+    """``read_manifest``, parsed once for each state of the file: a save lists its run folder several times."""
+    try:
+        state = os.stat(folder / MANIFEST)
+    except OSError:
+        return read_manifest(folder)  # with the typed error
+    return _parsed(folder, state.st_ino, state.st_ctime_ns, state.st_size)
+
+
+@lru_cache(maxsize=64)
+def _parsed(folder: Path, *_: int) -> Manifest:
+    return read_manifest(folder)
 
 
 def step_folders(checkpoints: Path) -> list[Path]:

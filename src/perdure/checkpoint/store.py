@@ -109,6 +109,8 @@ class Store:
         try:
             self.paths.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
+            self.paths.checkpoints.mkdir(exist_ok=True)
+            self.paths.tensors.mkdir(exist_ok=True)
             self._identify(settings, fresh)
             sweep_small_files(self.paths.folder)
             self._upkeep.sweep()
@@ -213,6 +215,7 @@ class Store:
         if recorded != self.run_id:
             about = {"format_version": FORMAT_VERSION, "name": self.name, "run_id": self.run_id}
             write_json(self.paths.run_json, about | {"created": self._now(), "settings": dict(settings)})
+        fsync_dir(self.paths.folder)
         fsync_dir(self.paths.folder.parent)
 
     def _label(self) -> Label:
