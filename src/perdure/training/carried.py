@@ -6,6 +6,8 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, Final
 
+import torch
+
 
 class At:
     """A part of a state that has a place of its own in the user's words.
@@ -18,6 +20,23 @@ class At:
     def __init__(self, path: str, value: Any) -> None:
         self.path = path
         self.value = value
+
+
+def note_device(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Remember at a saved tensor, which is on the CPU, on which device it was."""
+    vars(tensor)["saved_device"] = name
+    return tensor
+
+
+def saved_device(tensor: torch.Tensor) -> torch.device:
+    """The device that a saved tensor was on, or the nearest to it that this machine has."""
+    device = torch.device(vars(tensor).get("saved_device", "cpu"))
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            return torch.device("cpu")
+        return device if (device.index or 0) < count else torch.device("cuda", 0)
+    return device
 
 
 class GeneratorState:
@@ -73,7 +92,10 @@ class Pickled:
 
     def take(self, saved: Pickled) -> None:
         """Take over the value of another one: in place if both are of one class and have a ``__dict__``."""
-        new = saved.value
+        if self._data is not None:  # nobody has opened this one; it stays closed
+            self._data = saved.to_bytes()
+            return
+        new = Pickled.from_bytes(saved.to_bytes()).value
         if type(new) is type(self.value) and hasattr(new, "__dict__"):
             vars(self.value).clear()
             vars(self.value).update(vars(new))

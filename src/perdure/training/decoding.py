@@ -12,7 +12,7 @@ import torch
 from perdure.checkpoint import values
 from perdure.core.errors import CorruptError
 from perdure.training import dtypes
-from perdure.training.carried import LIVE_CODE, GeneratorState, Pickled
+from perdure.training.carried import LIVE_CODE, GeneratorState, Pickled, note_device
 
 Read = Callable[[str], Any]
 """Bytes of the buffer of a name, as anything that ``numpy.frombuffer`` takes."""
@@ -45,9 +45,9 @@ class _Decoder:
         self._read = read
         self._memory: dict[str, tuple[torch.Tensor, int]] = {}
         self._large: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "tensor": self._tensor,
+            "tensor": lambda form: _placed(self._tensor(form), form),
             "array": self._array,
-            "sparse": self._sparse,
+            "sparse": lambda form: _placed(self._sparse(form), form),
             "generator": self._generator,
             "pickle": self._pickle,
         }
@@ -135,6 +135,10 @@ class _Decoder:
             memory.numpy()[lead:] = data
             self._memory[entry] = (memory, lead)
         return self._memory[entry]
+
+
+def _placed(tensor: torch.Tensor, form: dict[str, Any]) -> torch.Tensor:
+    return note_device(tensor, form["device"]) if "device" in form else tensor
 
 
 def _dtype(form: Any) -> np.dtype[Any]:

@@ -129,6 +129,8 @@ class _Encoder:
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
         _check_tensor(tensor, path)
         form: dict[str, Any] = {"$": "tensor", "dtype": dtypes.name_of(tensor.dtype), "shape": list(tensor.shape)}
+        if tensor.device.type != "cpu":
+            form["device"] = str(tensor.device)
         if isinstance(tensor, torch.nn.Parameter):
             form["parameter"] = True
         if tensor.requires_grad and tensor.is_leaf:
@@ -210,16 +212,17 @@ def _descr(dtype: np.dtype[Any]) -> Any:
 
 
 def _small(value: Any) -> dict[str, Any] | None:
+    form: dict[str, Any] | None = None
     if isinstance(value, LiveCode):
-        return {"$": "code"}
-    if isinstance(value, np.generic):
-        return _scalar(value)
-    if type(value) is torch.Size:
-        return {"$": "size", "v": list(value)}
-    if isinstance(value, torch.dtype):
-        return {"$": "dtype", "v": dtypes.name_of(value)}
-    if isinstance(value, torch.device):
-        return {"$": "device", "v": str(value)}
-    if isinstance(value, np.dtype) and not value.hasobject:
-        return {"$": "numpy-dtype", "v": _descr(value)}
-    return None
+        form = {"$": "code"}
+    elif isinstance(value, np.generic):
+        form = _scalar(value)
+    elif type(value) is torch.Size:
+        form = {"$": "size", "v": list(value)}
+    elif isinstance(value, torch.dtype):
+        form = {"$": "dtype", "v": dtypes.name_of(value)}
+    elif isinstance(value, torch.device):
+        form = {"$": "device", "v": str(value)}
+    elif isinstance(value, np.dtype) and not value.hasobject:
+        form = {"$": "numpy-dtype", "v": _descr(value)}
+    return form

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from perdure.core.errors import StateMismatchError
 from perdure.training.carried import LIVE_CODE, LiveCode
+from perdure.training.world.refill import Refill
 
 _CODE = (
     *(type, functools.partial, types.FunctionType, types.MethodType),
@@ -56,3 +58,20 @@ def from_live(saved: Any, live: Any) -> Any:
         items += [None] * (len(saved) - len(items))
         return type(saved)(from_live(new, old) for new, old in zip(saved, items, strict=False))
     return saved
+
+
+def load_own_state(path: str, value: Any, saved: Any, refill: Refill) -> None:
+    """Give a copy of a saved state to an object's ``load_state_dict``.
+
+    Raises:
+        StateMismatchError: It refused.
+    """
+    state = from_live(refill(None, saved), value.state_dict())
+    try:
+        value.load_state_dict(state)
+    except Exception as error:
+        raise StateMismatchError(
+            f"{path} does not take the state in the checkpoint",
+            differences=[f"{path}: {type(error).__name__}: {error}"],
+            hint=f"make {path} as it was made when the checkpoint was saved",
+        ) from error

@@ -13,7 +13,7 @@ from perdure.training.carried import At
 from perdure.training.world.attributes import MODULE_INTERNALS, Attributes
 from perdure.training.world.names import ModuleNames, ParameterNames, Slot, join
 from perdure.training.world.part import Saved
-from perdure.training.world.refill import Refill, copied
+from perdure.training.world.refill import Refill, copied, size_of
 
 
 class ModulePart:
@@ -59,9 +59,10 @@ class ModulePart:
     def _gradients(self, mine: ModuleNames, names: ParameterNames) -> Iterator[tuple[str, torch.Tensor | None]]:
         for name, slot in mine.parameters.items():
             parameter = slot.parameter
-            if parameter is not None and parameter.grad is not None:
-                if names.name_of(parameter) == join(self.path, name):  # a tied one once
-                    yield name, plain(parameter.grad)
+            if parameter is None or parameter.grad is None:
+                continue
+            if names.name_of(parameter) == join(self.path, name):  # a tied one once
+                yield name, plain(parameter.grad)
 
     def _flags(self, mine: ModuleNames) -> dict[str, Any]:
         return {
@@ -88,9 +89,12 @@ class ModulePart:
         return known
 
     def head(self, names: ParameterNames, limit: int) -> tuple[dict[str, Any] | None, int]:
-        """Flags and plain attributes."""
+        """Flags, and plain attributes if they are small."""
         flags = self._flags(self.names())
-        return {**flags, "attributes": At(self.path, copied(flags["attributes"].value))}, 0
+        changed = flags["attributes"].value
+        size = size_of(changed, limit)
+        small = copied(changed) if size <= limit else {}
+        return {**flags, "attributes": At(self.path, small)}, size if small else 0
 
     # ---------------------------------------------------------------- restore
 
@@ -134,13 +138,11 @@ class ModulePart:
             for module in mine.modules.get(name, ())[-1:]:
                 self._attributes_of(module).restore(attributes, refill)
 
-    def finish(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
-        """Put gradients back; those that were None are None again."""
-        gradients = {join(self.path, name): value for name, value in saved["gradients"].items()}
+    def gradients(self, saved: Saved) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Its live parameters, each with the gradient that was saved."""
         for name, slot in self.names().parameters.items():
-            parameter, full = slot.parameter, join(self.path, name)
-            if parameter is not None and names.name_of(parameter) == full:
-                restore_gradient(parameter, gradients.get(full), refill)
+            if slot.parameter is not None:
+                yield slot.parameter, saved["gradients"].get(name)
 
 
 def plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -156,11 +158,6 @@ def plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def is_lazy(tensor: torch.Tensor | None) -> bool:
     """Whether it waits for the first forward to get a shape."""
     return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
-
-
-def restore_gradient(parameter: torch.Tensor, saved: torch.Tensor | None, refill: Refill) -> None:
-    """Give a parameter its saved gradient, in place where there is one of the same kind."""
-    parameter.grad = None if saved is None else refill(parameter.grad, saved, device=parameter.device)
 
 
 def _ties(parameters: dict[str, nn.Parameter | None]) -> list[list[str]]:

@@ -90,12 +90,14 @@ class ParameterNames:
 
     def __init__(self, modules: Mapping[str, ModuleNames]) -> None:
         self._by_name: dict[str, nn.Parameter] = {}
+        self._empty: set[str] = set()
         self._name_of: dict[int, str] = {}
         for tracked, names in modules.items():
             for name, slot in names.parameters.items():
-                parameter = slot.parameter
-                if parameter is not None:
-                    full = join(tracked, name)
+                parameter, full = slot.parameter, join(tracked, name)
+                if parameter is None:
+                    self._empty.add(full)
+                else:
                     self._by_name[full] = parameter
                     self._name_of.setdefault(id(parameter), full)
 
@@ -103,9 +105,9 @@ class ParameterNames:
         """The first name of a parameter; None if no tracked module has it."""
         return self._name_of.get(id(parameter))
 
-    def by_name(self, name: str) -> nn.Parameter | None:
-        """The parameter of a name, also where that is not its first one."""
-        return self._by_name.get(name)
+    def has(self, name: str) -> bool:
+        """Whether there is a place for a parameter of this name, which need not be its first one."""
+        return name in self._by_name or name in self._empty
 
     def items(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every name and parameter; a tied parameter comes more than once."""

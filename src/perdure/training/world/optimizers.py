@@ -13,8 +13,8 @@ import torch
 
 from perdure.training.carried import At
 from perdure.training.world.attributes import Attributes
-from perdure.training.world.code import from_live, is_code, without_code
-from perdure.training.world.modules import plain, restore_gradient
+from perdure.training.world.code import is_code, load_own_state, without_code
+from perdure.training.world.modules import plain
 from perdure.training.world.names import ParameterNames
 from perdure.training.world.part import Saved
 from perdure.training.world.refill import Refill, copied
@@ -141,7 +141,7 @@ class OptimizerPart:
         found += [
             f"{self.path} trains {name} in the checkpoint, which no tracked module has here"
             for name in sorted(members - unnamed)
-            if names.by_name(name) is None
+            if not names.has(name)
         ]
         return found
 
@@ -168,24 +168,24 @@ class OptimizerPart:
                 )
         for place, value in saved["unnamed"].items():
             live = places.get(place)
-            if live is not None and live.shape != value["value"].shape:
-                yield (
-                    f"{self.path}{place} is shape {tuple(value['value'].shape)} in the checkpoint and "
-                    f"{tuple(live.shape)} here"
-                )
+            was_like, is_like = _like(value["value"]), _like(live)
+            if live is not None and was_like != is_like:
+                yield f"{self.path}{place} is {was_like} in the checkpoint and {is_like} here"
 
     def restore(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Put values, groups and state back: a wrapper's own state first, the exact one on top."""
         if self.differences(saved, names):
             return
         found = self._found(saved, names)
+        live = dict(layers(self.value))
         if "own" in saved and _has_own_state(self.value):
-            self.value.load_state_dict(from_live(refill(None, saved["own"]), self.value.state_dict()))
+            for path, layer in saved["layers"].items():
+                _restore_groups(live[path], layer["groups"], found, refill)  # a wrapper wants as many as it saved
+            load_own_state(self.path, self.value, saved["own"], refill)
         for place, value in saved["unnamed"].items():
             with torch.no_grad():
                 found[place].copy_(value["value"])
             found[place].requires_grad_(value["requires_grad"])
-        live = dict(layers(self.value))
         for path, layer in saved["layers"].items():
             _restore_groups(live[path], layer["groups"], found, refill)
             _restore_state(live[path], layer, found, refill)
@@ -194,15 +194,15 @@ class OptimizerPart:
     def _found(self, saved: Saved, names: ParameterNames) -> dict[str, torch.Tensor]:
         """The live parameter of every name in a saved state."""
         places = self._places()
-        found = {name: parameter for name, parameter in names.items()}
+        found: dict[str, torch.Tensor] = dict(names.items())
         return found | {place: places[place] for place in saved.get("unnamed", places) if place in places}
 
-    def finish(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
-        """Put the gradients of parameters back that only this optimizer knows."""
+    def gradients(self, saved: Saved) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The parameters that only this optimizer knows, each with the gradient that was saved."""
         places = self._places()
         for place, value in saved["unnamed"].items():
             if place in places:
-                restore_gradient(places[place], value["grad"], refill)
+                yield places[place], value["grad"]
 
     def restore_head(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Put options and members of the groups back."""
@@ -256,6 +256,10 @@ def _group(group: Mapping[str, Any], called: Mapping[int, str]) -> dict[str, Any
     return {"options": options, "members": [called[id(parameter)] for parameter in group["params"]]}
 
 
+def _like(parameter: torch.Tensor | None) -> str:
+    return "absent" if parameter is None else f"{parameter.dtype} of shape {tuple(parameter.shape)}"
+
+
 def _on_host(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[str]:
     """Tensors that this optimizer keeps on the CPU although the parameter is elsewhere."""
     if parameter.device.type == "cpu":
@@ -304,7 +308,7 @@ def _restore_state(optimizer: Any, layer: Saved, found: Mapping[str, torch.Tenso
 
 
 def _device_of(key: Any, parameter: torch.Tensor, group: Mapping[str, Any], on_host: Any) -> torch.device:
-    """Where torch's own ``load_state_dict`` puts it: ``step`` stays on the CPU unless the step runs on the device."""
+    """Where torch's own ``load_state_dict`` puts it: ``step`` stays on the CPU unless a device kernel counts it."""
     if key == "step":
         on_device = group.get("fused") or group.get("capturable")
         return parameter.device if on_device else torch.device("cpu")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
+
+import torch
 
 from perdure.training.world.names import ParameterNames
 from perdure.training.world.refill import Refill
@@ -46,8 +48,8 @@ class Part(Protocol):
     def restore(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Put a state of ``capture`` back, as far as it fits."""
 
-    def finish(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
-        """Put back what must come after all parts: gradients."""
+    def gradients(self, saved: Saved) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Its live parameters, each with the gradient that was saved; put back after all parts."""
 
     def restore_head(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Put a state of ``head`` back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,8 +59,9 @@ class PlainPart:
         if not self.differences(saved, names):
             refill(self.value, saved["value"])
 
-    def finish(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
-        """Nothing is left to do."""
+    def gradients(self, saved: Saved) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """It has no parameters."""
+        return iter(())
 
     def restore_head(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Refill it."""

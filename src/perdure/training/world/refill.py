@@ -13,7 +13,7 @@ import torch
 
 from perdure.core.errors import StateMismatchError
 from perdure.data.generators import GENERATOR_TYPES, set_state, state_of
-from perdure.training.carried import GeneratorState, Pickled
+from perdure.training.carried import GeneratorState, Pickled, saved_device
 from perdure.training.regions import extent_of
 from perdure.training.world.fingerprint import fingerprint
 
@@ -23,9 +23,9 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 class Refill:
     """One restoring of a state.
 
-    Dicts, lists, sets and deques of equal ``maxlen`` are refilled; so are arrays and leaf tensors of equal shape and
-    dtype, and generators. Anything else is replaced by a copy of what was saved: the saved tree stays as it is and
-    can be restored again. Saved tensors that share memory are copied into shared memory.
+    Dicts, lists, sets and deques of equal ``maxlen`` are refilled; so are arrays and leaf tensors of equal shape
+    and dtype, and generators. Anything else is replaced by a copy of what was saved: the saved tree stays as it is
+    and can be restored again. Saved tensors that share memory are copied into shared memory.
     """
 
     def __init__(self) -> None:
@@ -44,25 +44,25 @@ class Refill:
         Returns:
             ``live`` if it could be refilled, else a new value.
         """
+        new = saved
         if live is saved:
-            return live
-        if isinstance(saved, torch.Tensor):
-            return self._tensor(live, saved, device)
-        if isinstance(saved, np.ndarray):
-            return self._array(live, saved)
-        if isinstance(saved, (dict, list, deque, set)):
-            return self._container(live, saved, device)
-        if isinstance(saved, tuple) and type(saved) is tuple:
+            pass
+        elif isinstance(saved, torch.Tensor):
+            new = self._tensor(live, saved, device)
+        elif isinstance(saved, np.ndarray):
+            new = self._array(live, saved)
+        elif isinstance(saved, (dict, list, deque, set)):
+            new = self._container(live, saved, device)
+        elif type(saved) is tuple:
             olds = live if type(live) is tuple and len(live) == len(saved) else (None,) * len(saved)
-            return tuple(self(old, new, device=device) for old, new in zip(olds, saved, strict=True))
-        if isinstance(saved, GeneratorState):
-            generator = live if isinstance(live, GENERATOR_TYPES) else _new_generator(saved)
-            set_state(generator, saved.state)
-            return generator
-        if isinstance(saved, Pickled) and isinstance(live, Pickled):
-            live.take(saved)
-            return live
-        return saved
+            new = tuple(self(old, item, device=device) for old, item in zip(olds, saved, strict=True))
+        elif isinstance(saved, GeneratorState):
+            new = live if isinstance(live, GENERATOR_TYPES) else _new_generator(saved)
+            set_state(new, saved.state)
+        elif isinstance(saved, Pickled):
+            new = live if isinstance(live, Pickled) else Pickled.from_bytes(saved.to_bytes())
+            new.take(saved)
+        return new
 
     def _container(self, live: Any, saved: Any, device: torch.device | None) -> Any:
         if not _fits(live, saved):
@@ -135,8 +135,13 @@ class Refill:
         return before is claim or before.admits(claim)
 
     def copy(self, saved: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
-        """A copy of a saved tensor on a device (the CPU by default), tied to the other copies as the saved ones are."""
-        device = device or torch.device("cpu")
+        """A copy of a saved tensor, tied to the other copies as the saved ones are.
+
+        Args:
+            saved: A tensor of a saved tree.
+            device: Where it belongs; by default, where it was when it was saved.
+        """
+        device = device or saved_device(saved)
         if saved.layout is not torch.strided:
             new = saved.detach().to(device, copy=True)
         elif saved.numel() == 0:
@@ -188,23 +193,25 @@ class _Claim:
 
 def copied(value: Any) -> Any:
     """A copy of live plain values, tensors, arrays and generators that does not change with them."""
+    new = value
     if isinstance(value, torch.Tensor):
-        return value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
-    if isinstance(value, np.ndarray):
-        return value.copy(order="K")
-    if isinstance(value, GENERATOR_TYPES):
-        return GeneratorState(copied(state_of(value)))
-    if isinstance(value, Pickled):
-        return Pickled.from_bytes(value.to_bytes())
-    if isinstance(value, dict):
-        same = copy.copy(value)  # keeps the class, and a defaultdict's factory
-        same.update((key, copied(item)) for key, item in value.items())
-        return same
-    if isinstance(value, deque):
-        return deque((copied(item) for item in value), value.maxlen)
-    if type(value) in (list, tuple):
-        return type(value)(copied(item) for item in value)
-    return set(value) if isinstance(value, set) else value
+        new = value.detach().clone().requires_grad_(value.requires_grad and value.is_leaf)
+    elif isinstance(value, np.ndarray):
+        new = value.copy(order="K")
+    elif isinstance(value, GENERATOR_TYPES):
+        new = GeneratorState(copied(state_of(value)))
+    elif isinstance(value, Pickled):
+        new = Pickled.from_bytes(value.to_bytes())
+    elif isinstance(value, dict):
+        new = copy.copy(value)  # keeps the class, and a defaultdict's factory
+        new.update((key, copied(item)) for key, item in value.items())
+    elif isinstance(value, deque):
+        new = deque((copied(item) for item in value), value.maxlen)
+    elif type(value) in (list, tuple):
+        new = type(value)(copied(item) for item in value)
+    elif isinstance(value, set):
+        new = set(value)
+    return new
 
 
 def size_of(value: Any, limit: int) -> int:
@@ -244,7 +251,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def _new_generator(saved: GeneratorState) -> Any:
-    kind, state = saved.state["kind"], saved.state["state"] if "state" in saved.state else None
+    kind, state = saved.state["kind"], saved.state.get("state")
     if kind == "torch":
         return torch.Generator(saved.state["device"])
     if kind == "numpy":

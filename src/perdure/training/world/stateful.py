@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
-from perdure.core.errors import StateMismatchError
+import torch
+
 from perdure.training.carried import At
-from perdure.training.world.code import from_live, without_code
+from perdure.training.world.audit import Scratch
+from perdure.training.world.code import load_own_state, without_code
 from perdure.training.world.names import ParameterNames
 from perdure.training.world.part import Saved
 from perdure.training.world.refill import Refill, copied, size_of
@@ -27,11 +30,22 @@ class StatefulPart:
         self.path = path
         self.value = value
         self._large = False
+        self._scratch: Scratch | None = Scratch(path, value)
 
     @staticmethod
     def takes(value: Any) -> bool:
         """Whether it can say and take its state."""
         return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+    def check(self, tracked: Collection[int]) -> Iterator[str]:
+        """What its state leaves out, found once, by restoring it into the copy made at ``track()``.
+
+        Args:
+            tracked: ``id`` of every object and tensor that is part of the run's state anyway.
+        """
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            yield from scratch.check(tracked)
 
     def capture(self, names: ParameterNames) -> dict[str, Any]:
         """What its ``state_dict`` gives."""
@@ -58,18 +72,11 @@ class StatefulPart:
         Raises:
             StateMismatchError: It refused.
         """
-        state = from_live(refill(None, saved["state"]), self.value.state_dict())
-        try:
-            self.value.load_state_dict(state)
-        except Exception as error:
-            raise StateMismatchError(
-                f"{self.path} does not take the state in the checkpoint",
-                differences=[f"{self.path}: {type(error).__name__}: {error}"],
-                hint=f"make {self.path} as it was made when the checkpoint was saved",
-            ) from error
+        load_own_state(self.path, self.value, saved["state"], refill)
 
-    def finish(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
-        """Nothing is left to do."""
+    def gradients(self, saved: Saved) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """It has no parameters of its own."""
+        return iter(())
 
     def restore_head(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Give a copy of the state to its ``load_state_dict``."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from perdure.core.errors import CannotCarryError, StateMismatchError
+from perdure.training.world.audit import parts_of_graphs, unhealthy, untracked_schedulers
 from perdure.training.world.modules import ModulePart
 from perdure.training.world.names import ModuleNames, ParameterNames
 from perdure.training.world.optimizers import OptimizerPart, is_optimizer
@@ -34,6 +37,7 @@ class World:
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
         self._parts: dict[str, Part] = {}
+        self._said: set[str] = set()
 
     # ---------------------------------------------------------------- what is there
 
@@ -151,15 +155,15 @@ class World:
             )
         refill = Refill()
         for part, saved in pairs:
+            if part.order == OptimizerPart.order:
+                names = self._parameter_names()  # modules may have got parameters by now
             try:
                 part.restore(saved, names, refill)
             except StateMismatchError as error:
                 if strict:
                     raise
                 found += error.differences
-        names = self._parameter_names()
-        for part, saved in pairs:
-            part.finish(saved, names, refill)
+        _restore_gradients(pairs, refill)
         return found
 
     def _pairs(self, tree: Mapping[str, Any], only: set[str] | None) -> tuple[list[tuple[Part, Any]], list[str]]:
@@ -203,16 +207,53 @@ class World:
     # ---------------------------------------------------------------- what to tell the user
 
     def notes(self) -> list[str]:
-        """Sentences that the user has not been told yet."""
-        return []
+        """Sentences about the state that the user has not been told yet."""
+        names = self._parameter_names()
+        found: list[str] = []
+        for part in self._all():
+            if isinstance(part, OptimizerPart):
+                found += _unnamed_note(part, names)
+            elif isinstance(part, PlainPart):
+                found += [
+                    f"{path} belongs to an autograd graph: only its values are saved; keep {path}.detach()"
+                    for path in itertools.islice(parts_of_graphs(part.path, part.value), 3)
+                ]
+        found += untracked_schedulers(self.optimizers, [part.value for part in self._all()])
+        new = [sentence for sentence in dict.fromkeys(found) if sentence not in self._said]
+        self._said.update(new)
+        return new
 
     def first_save_check(self) -> list[str]:
-        """What the first save shows to be missing in the state."""
-        return []
+        """What the first save shows to be missing in the state of stateful objects; empty when asked again."""
+        names = self._parameter_names()
+        tracked = {id(part.value) for part in self._all()} | {id(parameter) for _, parameter in names.items()}
+        tracked |= {id(module) for root in self.modules.values() for module in root.modules()}
+        return [line for part in self._all() if isinstance(part, StatefulPart) for line in part.check(tracked)]
 
     def unhealthy(self) -> list[str]:
         """Names of floating-point parameters that hold NaN or Inf."""
-        return []
+        return unhealthy(self.parameters())
+
+
+def _unnamed_note(part: OptimizerPart, names: ParameterNames) -> Iterator[str]:
+    unnamed = part.unnamed(names)
+    if unnamed:
+        count = f"{len(unnamed)} parameter{'s' if len(unnamed) > 1 else ''}"
+        yield (
+            f"{part.path} trains {count} that no tracked module has ({', '.join(list(unnamed)[:3])}): saved by "
+            "place, without the buffers beside them; track the module too: run.track(name=module)"
+        )
+
+
+def _restore_gradients(pairs: list[tuple[Part, Any]], refill: Refill) -> None:
+    """Give every parameter its saved gradient, in place where there is one; those that had none get None."""
+    wanted: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+    for part, saved in pairs:
+        for parameter, gradient in part.gradients(saved):
+            if gradient is not None or id(parameter) not in wanted:
+                wanted[id(parameter)] = (parameter, gradient)
+    for parameter, gradient in wanted.values():
+        parameter.grad = None if gradient is None else refill(parameter.grad, gradient, device=parameter.device)
 
 
 def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -238,6 +279,8 @@ def _is_object(value: Any) -> bool:
 def _check_kind(path: str, value: Any) -> Callable[[str, Any], Part]:
     for takes, make in _KINDS:
         if takes(value):
+            if make is PlainPart:
+                _check_content(path, value)
             return make
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     raise CannotCarryError(
@@ -247,6 +290,20 @@ def _check_kind(path: str, value: Any) -> Callable[[str, Any], Part]:
         hint="give it state_dict() and load_state_dict(), put its values into a dict and track that, or, if you "
         f"trust every checkpoint you will load, track {path.partition('.')[0]}=perdure.Pickled(...)",
     )
+
+
+def _check_content(path: str, value: Any) -> None:
+    """Objects beside plain values are refused where they can be named, and not at the first save."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if _is_object(item) and not GeneratorPart.takes(item):
+            kind = f"{type(item).__module__}.{type(item).__qualname__}"
+            raise CannotCarryError(
+                f"{path}[{key!r}] of type {kind} is an object among plain values",
+                path=f"{path}[{key!r}]",
+                type_name=kind,
+                hint=f"track it under a name of its own: run.track({key if isinstance(key, str) else 'name'}=...)",
+            )
 
 
 def _hint(found: list[str]) -> str:
