@@ -32,8 +32,12 @@ class LoaderBook:
 
     def begin(self) -> None:
         """The loop begins: note which loaders there are."""
+        kinds: dict[type, bool] = {}
         for value in gc.get_objects():
-            if _may_be_loader(value):
+            kind = type(value)  # and never isinstance: that would ask strange objects for their __class__
+            if kind not in kinds:
+                kinds[kind] = _makes_loaders(kind)
+            if kinds[kind]:
                 try:
                     self._existing[id(value)] = weakref.ref(value)
                 except TypeError:  # cannot be referred to weakly
@@ -93,13 +97,12 @@ class LoaderBook:
         return near[0]
 
 
-def _may_be_loader(value: Any) -> bool:
-    kind = type(value)
-    if isinstance(value, tud.DataLoader):
+def _makes_loaders(kind: type) -> bool:
+    if issubclass(kind, tud.DataLoader):
         return True
-    if kind.__module__.partition(".")[0] in _BUILTIN or not hasattr(kind, "__iter__"):
+    if "__iter__" not in dir(kind) or issubclass(kind, (type, torch.nn.Module)):
         return False
-    return hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module))
+    return str(kind.__module__).partition(".")[0] not in _BUILTIN
 
 
 def _same(one: Source, other: Source) -> bool:

@@ -1,0 +1,62 @@
+"""Real processes for tests: forked after the imports, so that one costs milliseconds; killed for real."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from typing import Any
+
+
+class Died(AssertionError):
+    """A process did not end as the test expects."""
+
+
+def in_new_process(work, *args: Any, expect_kill: bool = False) -> Any:
+    """Result of ``work(*args)`` in a process of its own, whose whole group is ended after it.
+
+    With ``expect_kill`` the process must have been ended by SIGKILL, and there is no result.
+    """
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.close(read_end)
+        code = 1
+        try:
+            result = work(*args)
+            with os.fdopen(write_end, "wb") as pipe:
+                pickle.dump(result, pipe)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read() if not expect_kill else b""
+        _, status = os.waitpid(pid, 0)
+    _end_group(pid)
+    if expect_kill:
+        if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+            raise Died(f"the process was to be killed, but ended with status {status}")
+        return None
+    if status != 0:
+        raise Died(f"the process ended with status {status}")
+    return pickle.loads(data)  # from our own child
+
+
+def kill_me() -> None:
+    """End this process the way a platform does: at once, with no notice."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _end_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)  # loader workers of a killed trainer can linger
+    except ProcessLookupError:
+        pass
