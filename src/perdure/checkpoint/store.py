@@ -236,18 +236,23 @@ class Store:
 
     def _bring_home(self) -> None:
         """Copy the best and the last good checkpoint from the inputs, if that is where they are."""
-        known = committed(self._catalog.all())
-        for item in (best_of(known, self.keep), last_good(known)):
-            if item is None or item.folder.parent == self.paths.checkpoints or item.folder in self._left_behind:
-                continue
-            try:
-                checkpoint = open_checkpoint(item.folder)
-                self._room.check(adoption_bytes(self.paths, checkpoint))
-                adopt(self.paths, checkpoint)
-            except (OSError, CheckpointError) as error:
-                self._left_behind.add(item.folder)
-                self._upkeep.tidy()
-                self._report(f"{item.folder} could not be copied into the run folder: {error}")
+        known: builtins.list[Committed] = []
+        for item in committed(self._catalog.all()):  # of copies of one checkpoint our own comes first
+            if not known or known[-1].manifest.key != item.manifest.key:
+                known.append(item)
+        for wanted in {best_of(known, self.keep), last_good(known)} - {None}:
+            if wanted and wanted.folder.parent != self.paths.checkpoints and wanted.folder not in self._left_behind:
+                self._adopt(wanted.folder)
+
+    def _adopt(self, folder: Path) -> None:
+        try:
+            checkpoint = open_checkpoint(folder)
+            self._room.check(adoption_bytes(self.paths, checkpoint))
+            adopt(self.paths, checkpoint)
+        except (OSError, CheckpointError) as error:
+            self._left_behind.add(folder)
+            self._upkeep.tidy()
+            self._report(f"{folder} could not be copied into the run folder: {error}")
 
     def _full(self, made: Draft) -> DiskFullError:
         free = self._room.free_bytes()
