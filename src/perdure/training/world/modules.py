@@ -38,6 +38,13 @@ class ModulePart:
         """What is in it now."""
         return ModuleNames(self.value)
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Parameters and persistent buffers by canonical name; live references."""
+        mine = self.names()
+        tensors: dict[str, torch.Tensor | None] = {n: slot.parameter for n, slot in mine.parameters.items()}
+        tensors |= {name: slot.buffer for name, slot in mine.buffers.items() if slot.is_persistent}
+        return {name: data for name, tensor in tensors.items() if (data := plain(tensor)) is not None}
+
     # ---------------------------------------------------------------- capture
 
     def capture(self, names: ParameterNames) -> dict[str, Any]:
@@ -48,7 +55,7 @@ class ModulePart:
         return {
             "parameters": At(self.path, {n: plain(p) for n, p in parameters.items() if not is_lazy(p)}),
             "buffers": At(self.path, {n: plain(b) for n, b in buffers.items() if not is_lazy(b)}),
-            "transient": [n for n, s in mine.buffers.items() if s.key in s.owner._non_persistent_buffers_set],
+            "transient": [name for name, slot in mine.buffers.items() if not slot.is_persistent],
             "lazy": [n for n, t in (parameters | buffers).items() if is_lazy(t)],
             "ties": [same for same in _ties(parameters) if len(same) > 1],
             "gradients": At(f"{self.path}.grad", dict(self._gradients(mine, names))),
@@ -110,6 +117,11 @@ class ModulePart:
 
     def restore(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Put values, flags and attributes back, as far as they fit."""
+        self.restore_values(saved, refill)
+        self.restore_head(saved, names, refill)
+
+    def restore_values(self, saved: Saved, refill: Refill) -> None:
+        """Put parameters, buffers and extra state back, as far as they fit."""
         mine = self.names()
         for name, value in saved["parameters"].items():
             if name in mine.parameters and value is not None:
@@ -121,7 +133,6 @@ class ModulePart:
         for name, module in _with_extra_state(mine):
             if name in saved["extra"]:
                 module.set_extra_state(refill(None, saved["extra"][name]))
-        self.restore_head(saved, names, refill)
 
     def restore_head(self, saved: Saved, names: ParameterNames, refill: Refill) -> None:
         """Put flags and plain attributes back."""

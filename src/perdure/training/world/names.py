@@ -35,6 +35,11 @@ class Slot:
         """The buffer that is there now."""
         return self.owner._buffers[self.key]
 
+    @property
+    def is_persistent(self) -> bool:
+        """Whether a buffer is part of the module's ``state_dict``."""
+        return self.key not in self.owner._non_persistent_buffers_set
+
 
 class ModuleNames:
     """Everything in a module, by canonical name.

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from perdure.core.errors import StateMismatchError
 from perdure.training.carried import At
 from perdure.training.world.attributes import Attributes
 from perdure.training.world.code import is_code, load_own_state, without_code
@@ -196,6 +197,37 @@ class OptimizerPart:
         places = self._places()
         found: dict[str, torch.Tensor] = dict(names.items())
         return found | {place: places[place] for place in saved.get("unnamed", places) if place in places}
+
+    def load_by_order(self, saved: Saved, refill: Refill) -> None:
+        """Take over a ``state_dict`` of torch's own form, which knows parameters by order only; without casts.
+
+        Raises:
+            StateMismatchError: Its groups have other sizes.
+        """
+        if _has_own_state(self.value):
+            load_own_state(self.path, self.value, saved, refill)
+            return
+        was = [len(group["params"]) for group in saved["param_groups"]]
+        here = [len(group["params"]) for group in self.value.param_groups]
+        if was != here:
+            raise StateMismatchError(
+                f"{self.path} has other parameter groups than the file",
+                differences=[f"parameters a group: {was} in the file, {here} here"],
+                hint="make the groups as they were made when the file was saved",
+            )
+        places = [(f"[{g}][{i}]", g, i) for g, count in enumerate(was) for i in range(count)]
+        found = {place: self.value.param_groups[g]["params"][i] for place, g, i in places}
+        place_of = {saved["param_groups"][g]["params"][i]: place for place, g, i in places}
+        groups = [
+            {
+                "options": {name: value for name, value in group.items() if name not in ("params", "param_names")},
+                "members": [place_of[number] for number in group["params"]],
+            }
+            for group in saved["param_groups"]
+        ]
+        state = {place_of[number]: value for number, value in saved["state"].items() if number in place_of}
+        _restore_groups(self.value, groups, found, refill)
+        _restore_state(self.value, {"state": state, "on_host": {}, "shared": {}}, found, refill)
 
     def gradients(self, saved: Saved) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """The parameters that only this optimizer knows, each with the gradient that was saved."""

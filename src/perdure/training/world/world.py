@@ -66,22 +66,27 @@ class World:
     @property
     def modules(self) -> dict[str, nn.Module]:
         """The tracked modules, by path: ``model``, ``nets.g``."""
-        return {part.path: part.value for part in self._all() if isinstance(part, ModulePart)}
+        return {part.path: part.value for part in self.parts() if isinstance(part, ModulePart)}
 
     @property
     def optimizers(self) -> dict[str, Any]:
         """The tracked optimizers, by path."""
-        return {part.path: part.value for part in self._all() if isinstance(part, OptimizerPart)}
+        return {part.path: part.value for part in self.parts() if isinstance(part, OptimizerPart)}
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter of the tracked modules, by canonical name; a tied one under each of its names."""
-        return dict(self._parameter_names().items())
+        return dict(self.parameter_names().items())
+
+    def state_dicts(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Parameters and persistent buffers of each tracked module, by canonical name; live references."""
+        return {part.path: part.state_dict() for part in self.parts() if isinstance(part, ModulePart)}
 
     def is_tracked(self, value: Any) -> bool:
         """Whether this very object is tracked, alone or in a tracked dict or list."""
-        return any(value is known for known in (*self._objects.values(), *(part.value for part in self._all())))
+        return any(value is known for known in (*self._objects.values(), *(part.value for part in self.parts())))
 
-    def _all(self) -> list[Part]:
+    def parts(self) -> list[Part]:
+        """The parts of all tracked objects, as they are now."""
         return [part for name in self._objects for part in self._refresh(name)]
 
     def _refresh(self, name: str) -> list[Part]:
@@ -94,14 +99,15 @@ class World:
             parts.append(known)
         return parts
 
-    def _parameter_names(self) -> ParameterNames:
+    def parameter_names(self) -> ParameterNames:
+        """Names of the parameters of all tracked modules."""
         return ParameterNames({path: ModuleNames(module) for path, module in self.modules.items()})
 
     # ---------------------------------------------------------------- capture
 
     def capture(self) -> dict[str, Any]:
         """The state of everything, by name, as a tree for ``flatten``; tensors are live references, not copies."""
-        names = self._parameter_names()
+        names = self.parameter_names()
         return {
             name: {part.path: {"kind": part.kind, **part.capture(names)} for part in self._refresh(name)}
             for name in self._objects
@@ -113,10 +119,10 @@ class World:
         Groups and options of optimizers, flags and plain attributes of modules, generators; schedulers, scalers,
         plain containers and other small objects, the smallest first, up to ``HEAD_BYTES`` in all.
         """
-        names = self._parameter_names()
+        names = self.parameter_names()
         head: dict[str, Any] = {}
         sized = []
-        for part in self._all():
+        for part in self.parts():
             state, size = part.head(names, HEAD_BYTES)
             if state is not None:
                 sized.append((size, part, state))
@@ -145,7 +151,7 @@ class World:
         Raises:
             StateMismatchError: Something does not fit; it lists each difference.
         """
-        names = self._parameter_names()
+        names = self.parameter_names()
         pairs, found = self._pairs(tree, only)
         for part, saved in pairs:
             found += part.differences(saved, names)
@@ -156,7 +162,7 @@ class World:
         refill = Refill()
         for part, saved in pairs:
             if part.order == OptimizerPart.order:
-                names = self._parameter_names()  # modules may have got parameters by now
+                names = self.parameter_names()  # modules may have got parameters by now
             try:
                 part.restore(saved, names, refill)
             except StateMismatchError as error:
@@ -188,9 +194,9 @@ class World:
 
     def restore_head(self, tree: Mapping[str, Any]) -> None:
         """Put the structure of ``capture_head`` back, as far as it can be resolved now."""
-        names = self._parameter_names()
+        names = self.parameter_names()
         refill = Refill()
-        for part in sorted(self._all(), key=lambda part: part.order):
+        for part in sorted(self.parts(), key=lambda part: part.order):
             saved = tree.get(part.path)
             if saved is not None and saved["kind"] == part.kind:
                 part.restore_head(saved, names, refill)
@@ -208,9 +214,9 @@ class World:
 
     def notes(self) -> list[str]:
         """Sentences about the state that the user has not been told yet."""
-        names = self._parameter_names()
+        names = self.parameter_names()
         found: list[str] = []
-        for part in self._all():
+        for part in self.parts():
             if isinstance(part, OptimizerPart):
                 found += _unnamed_note(part, names)
             elif isinstance(part, PlainPart):
@@ -218,17 +224,17 @@ class World:
                     f"{path} belongs to an autograd graph: only its values are saved; keep {path}.detach()"
                     for path in itertools.islice(parts_of_graphs(part.path, part.value), 3)
                 ]
-        found += untracked_schedulers(self.optimizers, [part.value for part in self._all()])
+        found += untracked_schedulers(self.optimizers, [part.value for part in self.parts()])
         new = [sentence for sentence in dict.fromkeys(found) if sentence not in self._said]
         self._said.update(new)
         return new
 
     def first_save_check(self) -> list[str]:
         """What the first save shows to be missing in the state of stateful objects; empty when asked again."""
-        names = self._parameter_names()
-        tracked = {id(part.value) for part in self._all()} | {id(parameter) for _, parameter in names.items()}
+        names = self.parameter_names()
+        tracked = {id(part.value) for part in self.parts()} | {id(parameter) for _, parameter in names.items()}
         tracked |= {id(module) for root in self.modules.values() for module in root.modules()}
-        return [line for part in self._all() if isinstance(part, StatefulPart) for line in part.check(tracked)]
+        return [line for part in self.parts() if isinstance(part, StatefulPart) for line in part.check(tracked)]
 
     def unhealthy(self) -> list[str]:
         """Names of floating-point parameters that hold NaN or Inf."""
