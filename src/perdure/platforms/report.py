@@ -20,6 +20,7 @@ class RunReport:
         step: Finished steps at the last save.
         epoch: Epoch at the last save.
         resumed_from: Step that the session began with; None for a fresh start.
+        session: Number of the session in this run, from 1.
         checkpoint: Name of the newest checkpoint; None before the first.
     """
 
@@ -30,6 +31,7 @@ class RunReport:
     step: int = 0
     epoch: int = 0
     resumed_from: int | None = None
+    session: int = 1
     checkpoint: str | None = None
 
 
@@ -46,16 +48,6 @@ class SessionReport:
     status: str
     runs: tuple[RunReport, ...] = ()
     updated_s: float = 0.0
-
-    @property
-    def step(self) -> int:
-        """Steps of all runs together."""
-        return sum(run.step for run in self.runs)
-
-    @property
-    def finished(self) -> int:
-        """How many runs are finished."""
-        return sum(run.status == "finished" for run in self.runs)
 
     @property
     def reason(self) -> str:
@@ -85,5 +77,6 @@ def _run(entry: dict[str, Any]) -> RunReport:
         step=int(entry.get("step") or 0),
         epoch=int(entry.get("epoch") or 0),
         resumed_from=entry.get("resumed_from"),
+        session=int(entry.get("session") or 1),
         checkpoint=entry.get("checkpoint"),
     )

@@ -22,8 +22,9 @@ from perdure.platforms.report import SessionReport, read_report
 from perdure.platforms.supervise import Closing, Outcome, Supervisor
 from perdure.relay.carry import Carrier, Carry
 
-GRACE_S = 10.0
-"""How long a script that was told to stop at its deadline may take for it."""
+_GRACE_SHARE = 0.1
+_GRACE_LEAST_S, _GRACE_MOST_S = 1.0, 10.0
+"""How long a script that was told to stop at its deadline may take for it: a share of the window, within bounds."""
 
 _HOSTED_LEAD_S = 60.0
 """A hosted platform kills at the deadline, so there a script is told to stop this much earlier."""
@@ -119,7 +120,8 @@ class Session:
     def _closing(self) -> Closing:
         lead_s = 0.0 if self._place.platform == "local" else _HOSTED_LEAD_S
         stop_at_s = self._started_s + self._window_s - lead_s
-        return Closing(stop_at_s, stop_at_s + GRACE_S)
+        grace_s = min(_GRACE_MOST_S, max(_GRACE_LEAST_S, _GRACE_SHARE * self._window_s))
+        return Closing(stop_at_s, stop_at_s + grace_s)
 
     def _carried_closing(self, carrier: Carrier) -> Closing:
         """Early enough for the trainer to save, and for that file to be kept."""
