@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from pages import PAGES, REPOSITORY, Block, anchors, blocks, commands, links, shown, sides
 
+from perdure.cli.main import app
 from perdure.core import errors, settings
 
 CANNOT_RUN = ("make ", "pip ", "git ", "export ", "cd ")
@@ -103,6 +105,22 @@ def test_every_environment_variable_is_in_the_reference() -> None:
     assert documented == {
         value for value in vars(settings).values() if isinstance(value, str) and value.startswith("PERDURE_")
     }
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    perdure = importlib.import_module("perdure")
+    page = (REPOSITORY / "docs/reference/api.md").read_text()
+    names = [f"perdure.{name}" for name in perdure.__all__ if not name.startswith("_")]
+    names += [f"run.{name}" for name in vars(perdure.Run) if not name.startswith("_")]
+    assert [name for name in names if name not in page] == []
+
+
+def test_every_command_and_flag_is_in_the_reference() -> None:
+    page = (REPOSITORY / "docs/reference/cli.md").read_text()
+    for name, command in typer.main.get_command(app).commands.items():
+        section = page.partition(f"## perdure {name}\n")[2].partition("\n## ")[0]
+        flags = [flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")]
+        assert [flag for flag in flags if f"`{flag}" not in section] == [], name
 
 
 def test_every_decision_is_in_the_list() -> None:

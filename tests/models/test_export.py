@@ -49,6 +49,12 @@ def test_every_type_and_shape_comes_back_bit_for_bit(
     assert differences(tensors, load(export_tensors(tensors, tmp_path, "m", [format])[format])) == []
 
 
+def test_the_same_model_gives_the_same_bytes_whatever_the_file_is_called(tmp_path: Path) -> None:
+    tensors = {"a": torch.randn(10), "b": torch.zeros(3, dtype=torch.int64)}
+    one, other = export_tensors(tensors, tmp_path, "one", BOTH), export_tensors(tensors, tmp_path, "other", BOTH)
+    assert all(one[format].read_bytes() == other[format].read_bytes() for format in BOTH)
+
+
 def test_nan_and_minus_zero_are_compared_by_their_bits(tmp_path: Path) -> None:
     tensors = {"a": torch.tensor([float("nan"), -0.0, float("inf")])}
     export_tensors(tensors, tmp_path, "m", BOTH)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import perdure
 
-EPOCHS = 20
+EPOCHS = 12
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):

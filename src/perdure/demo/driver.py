@@ -1,4 +1,4 @@
-"""Trains the digits twice at the same time, in sessions that are killed or run into a window, and straight.
+"""Trains the digits twice: in sessions that are killed or run into a window, and straight through.
 
 Then it compares the two ends, bit by bit. Nothing is staged: the sessions are processes, ended by SIGKILL at
 moments that the script does not know, and the comparison reads the files that they left.
@@ -7,6 +7,7 @@ moments that the script does not know, and the comparison reads the files that t
 from __future__ import annotations
 
 import importlib.util
+import math
 import random
 import shutil
 import time
@@ -21,10 +22,11 @@ from perdure.core.errors import ConfigError, MissingExtraError, PlatformError
 from perdure.core.runs import read_json
 from perdure.demo.leg import RUN, SCRIPT, Leg, run_below
 
-KILL_AT_EPOCH = {1: 5, 2: 10}
-"""Sessions that are killed, and in which epoch; session 3 gets a window, those after it go on to the end."""
+TRAININGS = ("in sessions", "straight")
 
-WINDOW_SESSION = 3
+KILL_AT_EPOCH = {1: 2, 2: 4}
+"""Sessions that are killed, and in which epoch. Then comes one with a window, then one that goes to the end."""
+
 MOST_SESSIONS = 8
 MODELS = ("pth", "safetensors")
 MARK = ".perdure-demo"
@@ -38,7 +40,8 @@ class DemoSession:
 
     Attributes:
         number: From 1.
-        how: ``"killed"``, ``"paused"`` or ``"finished"``.
+        how: ``"killed"``, ``"paused"``, ``"finished"``, or ``"window"``: killed at the end of a window that was too
+            short for its start-up.
         reason: Why, in the run's own words; empty where it had no time to say.
         step: Step of its last checkpoint.
         seconds: How long it lasted.
@@ -90,7 +93,7 @@ class Driver:
     Args:
         folder: Emptied if an earlier demo made it; made if it is not there.
         seed: Of the moments of the kills.
-        on_progress: Told of each training (``"in sessions"``, ``"straight"``): its epoch, and how many there are.
+        on_progress: Told of each training (its name is in ``TRAININGS``): its epoch, and how many there are.
         on_session: Told of each end of a session.
     """
 
@@ -99,8 +102,9 @@ class Driver:
         self._chance = random.Random(seed)
         self._on_progress = on_progress
         self._on_session = on_session
-        self._start_up_s = 0.0
-        self._training_s = 0.0
+        self._sessions: list[DemoSession] = []
+        self._output = self._folder
+        self._window_s = 0.0
 
     def run(self) -> Demo:
         """Train, kill, resume, compare.
@@ -113,55 +117,54 @@ class Driver:
         _check_packages()
         _clear(self._folder)
         began = time.monotonic()
-        straight = Leg(self._folder / "straight", 1)
-        try:
-            sessions, output = self._chain(straight)
+        while not self._sessions or self._sessions[-1].how not in ("paused", "finished"):
+            self._next_session()
+        with Leg(
+            self._folder / "straight", 1
+        ) as straight:  # beside the last session: it must not disturb the window
+            while self._sessions[-1].how != "finished":
+                self._next_session(straight)
             while straight.session.poll():
-                self._progress("straight", straight)
+                self._progress(TRAININGS[1], straight)
                 time.sleep(_POLL_S)
-        except BaseException:
-            straight.session.kill()
-            raise
-        finally:
             straight.finish()
-        return self._judge(sessions, output, straight.output, time.monotonic() - began)
+        return self._judge(straight.output, time.monotonic() - began)
 
-    def _chain(self, straight: Leg) -> tuple[list[DemoSession], Path]:
-        """Session after session, until the run is finished; gives them, and the output of the last one."""
-        sessions: list[DemoSession] = []
-        while len(sessions) < MOST_SESSIONS:
-            number = len(sessions) + 1
-            window_s = self._start_up_s + 0.6 * self._training_s if number == WINDOW_SESSION else None
-            leg = Leg(self._folder / "sessions", number, window_s)
-            try:
-                self._watch(leg, straight)
-            except BaseException:
-                leg.session.kill()
-                raise
-            finally:
-                end = leg.finish()
-            facts = read_json(run_below(leg.output).session_json)[0]
-            reason = facts.get("reason") or "" if end.how != "killed" else ""
-            sessions.append(DemoSession(number, end.how, reason, facts.get("step", 0), end.seconds, window_s))
-            self._on_session(sessions[-1])
-            if end.how == "finished":
-                return sessions, leg.output
-        raise PlatformError(f"the run was not finished after {MOST_SESSIONS} sessions", hint=f"see {self._folder}")
+    def _next_session(self, straight: Leg | None = None) -> None:
+        """One more session of the interrupted training."""
+        earlier = self._sessions
+        if len(earlier) == MOST_SESSIONS:
+            raise PlatformError(
+                f"the run is not finished after {MOST_SESSIONS} sessions", hint=f"see {self._folder}"
+            )
+        number = len(earlier) + 1
+        window_s = self._window_s if straight is None and number not in KILL_AT_EPOCH else None
+        with Leg(self._folder / "sessions", number, window_s) as leg:
+            self._watch(leg, straight)
+            end = leg.finish()
+        self._output = leg.output
+        if end.how == "window":
+            self._window_s *= 1.5
+        facts = read_json(run_below(leg.output).session_json)[0]
+        step = facts.get("step", earlier[-1].step if earlier else 0)
+        reason = facts.get("reason", "") if end.how != "killed" else ""
+        earlier.append(DemoSession(number, end.how, reason, step, end.seconds, window_s))
+        self._on_session(earlier[-1])
 
-    def _watch(self, leg: Leg, straight: Leg) -> None:
-        """Show how both trainings go on; kill this one when its time has come."""
-        kill_at_epoch = KILL_AT_EPOCH.get(leg.number)
+    def _watch(self, leg: Leg, straight: Leg | None) -> None:
+        """Show how the trainings go on; kill this one when its time has come."""
         first_seen_s = 0.0
         while leg.session.poll():
-            self._progress("straight", straight)
-            epoch = self._progress("in sessions", leg)
-            if epoch is not None and not first_seen_s:
-                first_seen_s = leg.session.elapsed_s
-            if kill_at_epoch is not None and (epoch or 0) >= kill_at_epoch:
-                time.sleep(self._chance.uniform(0, 0.3))  # anywhere in an epoch, a step or a save
-                leg.session.kill()
-                self._start_up_s = first_seen_s
-                self._training_s = leg.session.elapsed_s - first_seen_s
+            if straight is not None:
+                self._progress(TRAININGS[1], straight)
+            epoch = self._progress(TRAININGS[0], leg)
+            if epoch is not None:
+                first_seen_s = first_seen_s or leg.session.elapsed_s
+                if epoch >= KILL_AT_EPOCH.get(leg.number, math.inf):
+                    time.sleep(self._chance.uniform(0, 0.3))  # anywhere in an epoch, a step or a save
+                    leg.session.kill()
+                    # long enough to start and to train for a while, too short to get to the end
+                    self._window_s = 1.25 * first_seen_s + 0.5 * (leg.session.elapsed_s - first_seen_s)
             time.sleep(_POLL_S)
 
     def _progress(self, who: str, leg: Leg) -> int | None:
@@ -173,21 +176,21 @@ class Driver:
         self._on_progress(who, epochs if facts["status"] == "finished" else facts["epoch"], epochs)
         return int(facts["epoch"])
 
-    def _judge(self, sessions: list[DemoSession], output: Path, straight: Path, seconds: float) -> Demo:
+    def _judge(self, straight: Path, seconds: float) -> Demo:
         """Compare the two ends, and put what the sessions left where it is found easily."""
-        newest, twin = (open_checkpoint(find_checkpoints(each)[0].folder) for each in (output, straight))
-        models = _models(output)
+        newest, twin = (open_checkpoint(find_checkpoints(each)[0].folder) for each in (self._output, straight))
+        models = _models(self._output)
         pairs = zip(models, _models(straight), strict=True)
         differences = [f"{each.path}: {each.what}" for each in compare(newest, twin)]
         differences += [
             f"{ours.name}: other bytes" for ours, other in pairs if ours.read_bytes() != other.read_bytes()
         ]
         runs = self._folder / "runs"
-        shutil.copytree(run_below(output).folder, runs / RUN)
+        shutil.copytree(run_below(self._output).folder, runs / RUN)
         return Demo(
             identical=not differences,
             differences=tuple(differences),
-            sessions=tuple(sessions),
+            sessions=tuple(self._sessions),
             accuracy=float(newest.manifest.metrics["accuracy"]),
             steps=newest.manifest.position.step,
             models=tuple(str(shutil.copy2(path, self._folder)) for path in models),

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from perdure.core.errors import PlatformError
 from perdure.core.paths import RunPaths
@@ -28,6 +28,7 @@ class Leg:
 
     def __init__(self, home: Path, number: int, window_s: float | None = None) -> None:
         self.number = number
+        self._finished = False
         self.window_s = window_s
         self.output = home / "outputs" / f"session-{number}"
         self._folders = SessionFolders(
@@ -46,12 +47,21 @@ class Leg:
         """What the run says about itself now; empty until it begins."""
         return read_json(RunPaths(self._folders.working / "perdure" / RUN).session_json)[0]
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._finished:
+            self.session.kill()
+            self.session.finish()
+
     def finish(self) -> SessionEnd:
-        """Take it down.
+        """Keep its output, when it has ended; without this, leaving the ``with`` block kills it.
 
         Raises:
             PlatformError: The script failed by itself.
         """
+        self._finished = True
         end = self.session.finish()
         if end.how == "failed":
             tail = "\n".join(log_tail(self._folders.log))

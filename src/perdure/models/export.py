@@ -38,7 +38,8 @@ class Format:
 
 
 def _write_pth(tensors: Tensors, path: Path) -> None:
-    torch.save(dict(tensors), path)
+    with open(path, "wb") as file:  # given a path, torch.save would write the temporary name into the file
+        torch.save(dict(tensors), file)
 
 
 def _read_pth(path: Path) -> Tensors:
