@@ -130,6 +130,26 @@ def test_a_file_system_that_cannot_reserve_is_written_to_all_the_same(bench):
         bench.assert_goes_on(committed=True)
 
 
+def test_a_file_system_that_cannot_sync_folders_is_written_to_all_the_same(bench):
+    folders = [e for e in bench.events if e.call == "fsync" and ".tmp" not in e.text]
+    assert len(folders) >= 5
+    for event in folders:
+        assert bench.at(event, "error=EINVAL").status == "returned", event
+        bench.assert_goes_on(committed=True)
+
+
+def test_a_file_system_without_locks_is_written_to_and_that_is_said(bench):
+    outcome = bench.at(FileEvent("fcntl", 1, ""), "error=ENOLCK", ever_after=True)
+    assert outcome.status == "returned"
+
+    def action() -> None:
+        raise SystemExit(" ".join(open_store(bench.folder).reports))
+
+    bench.put_back()
+    outcome = run_with_fault(action, FileEvent("fcntl", 1, ""), "error=ENOLCK", ever_after=True)
+    assert "cannot be locked" in outcome.message
+
+
 def test_a_killed_first_save_of_all_can_be_started_again(tmp_path):
     folder = tmp_path / "digits"
 

@@ -56,9 +56,7 @@ class RunLock:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             self._lock(fd)
-            holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": datetime.now(UTC).isoformat()}
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(holder).encode(), 0)
+            self._note_holder(fd)
         except BaseException:
             os.close(fd)
             raise
@@ -88,6 +86,12 @@ class RunLock:
             del self._held[self._key]
             os.close(self._fd)
         self._fd = None
+
+    def _note_holder(self, fd: int) -> None:
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "started": datetime.now(UTC).isoformat()}
+        with contextlib.suppress(OSError):  # a full disk costs others the name of the holder, not us the lock
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(holder).encode(), 0)
 
     def _take_over(self, earlier: RunLock) -> None:
         self._fd, self._key, self.supported = earlier._fd, earlier._key, earlier.supported

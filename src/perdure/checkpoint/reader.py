@@ -133,13 +133,14 @@ class Checkpoint:
             UnreadableError: The system does not let them be read.
         """
         entry = self._entries[name]
-        data = bytearray(entry.nbytes)
-        view = memoryview(data)
+        view = memoryview(bytearray(entry.nbytes))
         done = 0
-        for piece in self._read(entry.file, entry.offset, entry.nbytes):
-            view[done : done + piece.nbytes] = piece
-            done += piece.nbytes
-        if done != entry.nbytes or digest_of(data) != entry.digest:
+        while done < entry.nbytes:
+            count = self._read_into(entry.file, view[done : done + _CHUNK_BYTES], entry.offset + done)
+            if not count:
+                break
+            done += count
+        if done != entry.nbytes or digest_of(view) != entry.digest:
             raise corrupt(self.folder, [_entry_problem(entry)])
         return view.toreadonly()
 
@@ -197,14 +198,17 @@ class Checkpoint:
         chunk = memoryview(bytearray(min(nbytes, _CHUNK_BYTES)))
         end = offset + nbytes
         while offset < end:
-            try:
-                count = os.preadv(self._files[file], [chunk[: end - offset]], offset)
-            except OSError as error:
-                raise unreadable(run_folder_of(self.folder) / file, error) from error
+            count = self._read_into(file, chunk[: end - offset], offset)
             if not count:
                 return
             yield chunk[:count]
             offset += count
+
+    def _read_into(self, file: str, target: memoryview, offset: int) -> int:
+        try:
+            return os.preadv(self._files[file], [target], offset)
+        except OSError as error:
+            raise unreadable(run_folder_of(self.folder) / file, error) from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -40,7 +40,7 @@ class Found:
     @property
     def problem(self) -> str:
         """What is wrong with it, in words; empty if it looks right."""
-        return str(self.error) if self.error else ""
+        return self.error.what if self.error else ""
 
     @property
     def key(self) -> tuple[tuple[int, int, int, int, bool], int]:
@@ -75,7 +75,7 @@ def _manifest(folder: Path) -> Manifest:
     return _parsed(folder, state.st_ino, state.st_ctime_ns, state.st_size)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)  # few: values can be large
 def _parsed(folder: Path, *_: int) -> Manifest:
     return read_manifest(folder)
 

@@ -161,7 +161,7 @@ class Store:
             self._report(f"{item.folder} is of another run of the same name: ignored")
         for item in chosen.bad:
             became = self._upkeep.set_aside(item) if self._is_open else "skipped"
-            self._report(f"{item.problem.splitlines()[0]}: {became}")
+            self._report(f"{' '.join(item.problem.split())}: {became}")
         checkpoint = chosen.checkpoint
         if checkpoint and checkpoint.folder.parent == self.paths.checkpoints:
             self._proven = Committed(checkpoint.folder, checkpoint.manifest)

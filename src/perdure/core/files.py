@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+_CANNOT_SYNC = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
+"""What network and FUSE mounts (Google Drive in Colab) say that have nothing to sync in a folder."""
 
 
 def fsync_dir(folder: Path) -> None:
@@ -13,6 +17,9 @@ def fsync_dir(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
     finally:
         os.close(fd)
 

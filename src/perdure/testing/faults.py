@@ -73,7 +73,7 @@ def file_events(action: Callable[[], object], log: Path) -> list[FileEvent]:
         action: What to run; the parent should have run its like once, so that nothing is imported in the child.
         log: A file to write to.
     """
-    outcome = _traced(action, ["-e", f"trace={FILE_CALLS}", "-o", os.fspath(log)])
+    outcome = _traced(action, ["-y", "-e", f"trace={FILE_CALLS}", "-o", os.fspath(log)])
     if outcome.status != "returned":
         raise RuntimeError(f"the action failed without a fault: {outcome}")
     counts: Counter[str] = Counter()
