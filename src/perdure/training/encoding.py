@@ -83,8 +83,13 @@ def to_buffers(leaves: Iterable[Leaf]) -> list[Buffer]:
 
 def _bytes_of(data: torch.Tensor | np.ndarray[Any, Any]) -> memoryview:
     if isinstance(data, torch.Tensor):
-        return data.cpu().reshape(-1).view(torch.uint8).numpy().data
+        return octets(data.cpu()).numpy().data
     return data.reshape(-1).view(np.uint8).data
+
+
+def octets(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor; an axis of size 1 may have any stride, which ``view`` does not accept."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 class _Encoder:

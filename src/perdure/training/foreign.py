@@ -78,8 +78,8 @@ def _unsafe(path: Path, message: str) -> UnsafeFileError:
     return UnsafeFileError(
         f"{path} could run code when it is loaded: {what}",
         path=path,
-        hint="if you trust whoever made it, load it once with torch.load(path, weights_only=False) and save what you "
-        f"need with perdure.save{', or allow that class: ' + allow if allow else ''}",
+        hint="if you trust whoever made it, load it once with torch.load(path, weights_only=False) and save what "
+        f"you need with perdure.save{', or allow that class: ' + allow if allow else ''}",
     )
 
 
@@ -102,16 +102,18 @@ def take_over(path: Path, content: Mapping[str, Any], world: World) -> dict[str,
     keys = {part.path: _section(part, parts, content) for part in parts}
     missing = [name for name, key in keys.items() if key is None]
     if missing:
+        has = ", ".join(str(key) for key in list(content)[:20])
         raise StateMismatchError(
             f"{path} does not hold all that was asked for",
-            differences=[
-                f"{name} is not in it; it has: {', '.join(map(str, list(content)[:20]))}" for name in missing
-            ],
+            differences=[f"{name} is not in it; it has: {has}" for name in missing],
             hint="leave it out of the call to take over the rest; it then begins as it is",
         )
     sections = {path: content[key] if key else content for path, key in keys.items()}
     names = world.parameter_names()
-    fitted = {p.path: _fit_module(p, sections[p.path], names) for p in parts if isinstance(p, ModulePart)}
+    fitted = {p.path: _as_saved(p, sections[p.path]) for p in parts if isinstance(p, ModulePart)}
+    found = [line for part in parts for line in _differences(part, sections[part.path], fitted, names)]
+    if found:
+        raise StateMismatchError(f"the live objects do not fit {path}", differences=found)
     refill = Refill()
     for part in sorted(parts, key=lambda part: part.order):
         section = sections[part.path]
@@ -153,12 +155,18 @@ def _only_one(part: Part, parts: list[Part]) -> bool:
     return sum(_role(other) == _role(part) for other in parts) == 1
 
 
-def _fit_module(part: ModulePart, section: Any, names: ParameterNames) -> dict[str, Any]:
-    """The file's tensors as a saved state of the module.
+def _differences(
+    part: Part, section: Any, fitted: Mapping[str, dict[str, Any]], names: ParameterNames
+) -> list[str]:
+    if isinstance(part, ModulePart):
+        return part.differences(fitted[part.path], names)
+    if isinstance(part, OptimizerPart):
+        return part.order_differences(section)
+    return [] if isinstance(part, StatefulPart) else part.differences({"value": section}, names)
 
-    Raises:
-        StateMismatchError: Names, shapes or types differ; each is listed.
-    """
+
+def _as_saved(part: ModulePart, section: Any) -> dict[str, Any]:
+    """The file's tensors in the form of a saved state of the module."""
     mine = part.names()
     states = _by_name(section, {*mine.parameters, *mine.buffers}) if isinstance(section, Mapping) else {}
     transient = [name for name, slot in mine.buffers.items() if not slot.is_persistent]
@@ -169,11 +177,7 @@ def _fit_module(part: ModulePart, section: Any, names: ParameterNames) -> dict[s
             saved["extra"][owner] = state
         else:
             saved["buffers" if name in mine.buffers else "parameters"][name] = state
-    saved |= {"transient": transient, "lazy": transient, "ties": []}
-    found = part.differences(saved, names)
-    if found:
-        raise StateMismatchError("the module does not fit the file", differences=found)
-    return saved
+    return saved | {"transient": transient, "lazy": transient, "ties": []}
 
 
 def _by_name(section: Mapping[str, Any], known: set[str]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 import xxhash
 
+from perdure.training.encoding import octets
+
 SCALARS: Final = (type(None), bool, int, float, complex, str, bytes)
 """Types whose values cannot change in place."""
 
@@ -82,4 +84,4 @@ def _feed_tensor(digest: xxhash.xxh3_128, tensor: torch.Tensor) -> None:
     if data.layout is not torch.strided:
         data = data.to_dense()
     data = data.resolve_conj().resolve_neg().cpu().contiguous()
-    digest.update(data.reshape(-1).view(torch.uint8).numpy().data)
+    digest.update(octets(data).numpy().data)

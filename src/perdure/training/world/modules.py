@@ -239,18 +239,24 @@ def _restore_parameter(slot: Slot, saved: torch.Tensor, root: nn.Module, refill:
     if live.shape != saved.shape or live.dtype != saved.dtype:
         return
     if live.is_meta:
-        materialise(live, saved, _home(slot.owner, root), refill)
+        _materialise(slot.owner, live, saved, _home(slot.owner, root), refill)
         return
     with torch.no_grad():
         live.copy_(saved)
 
 
-def materialise(live: nn.Parameter, saved: torch.Tensor, device: torch.device, refill: Refill) -> None:
+def _materialise(
+    owner: nn.Module, live: nn.Parameter, saved: torch.Tensor, device: torch.device, refill: Refill
+) -> None:
     """Give a parameter on the meta device its values; it stays the same object, so optimizers need not be told."""
     new = nn.Parameter(refill.copy(saved, device), requires_grad=live.requires_grad)
     new.__class__ = type(live)
     vars(new).update(vars(live))
+    if isinstance(owner, nn.RNNBase):
+        owner._flat_weight_refs = []  # its weak references forbid the swap
     torch.utils.swap_tensors(live, new)
+    if isinstance(owner, nn.RNNBase):
+        owner._init_flat_weights()
 
 
 def _new_buffer(mine: ModuleNames, name: str, *, persistent: bool) -> Slot | None:

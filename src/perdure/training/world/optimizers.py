@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from perdure.core.errors import StateMismatchError
 from perdure.training.carried import At
 from perdure.training.world.attributes import Attributes
 from perdure.training.world.code import is_code, load_own_state, without_code
@@ -198,24 +197,23 @@ class OptimizerPart:
         found: dict[str, torch.Tensor] = dict(names.items())
         return found | {place: places[place] for place in saved.get("unnamed", places) if place in places}
 
-    def load_by_order(self, saved: Saved, refill: Refill) -> None:
-        """Take over a ``state_dict`` of torch's own form, which knows parameters by order only; without casts.
+    def order_differences(self, saved: Any) -> list[str]:
+        """Why a ``state_dict`` of torch's own form does not fit."""
+        if _has_own_state(self.value):
+            return []
+        if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
+            return [f"{self.path}: that is not the state_dict of an optimizer"]
+        was = [len(group["params"]) for group in saved["param_groups"]]
+        here = [len(group["params"]) for group in self.value.param_groups]
+        return [] if was == here else [f"{self.path} has groups of {was} parameters in the file and {here} here"]
 
-        Raises:
-            StateMismatchError: Its groups have other sizes.
-        """
+    def load_by_order(self, saved: Saved, refill: Refill) -> None:
+        """Take over a ``state_dict`` of torch's own form, which knows parameters by order only; without casts."""
         if _has_own_state(self.value):
             load_own_state(self.path, self.value, saved, refill)
             return
-        was = [len(group["params"]) for group in saved["param_groups"]]
-        here = [len(group["params"]) for group in self.value.param_groups]
-        if was != here:
-            raise StateMismatchError(
-                f"{self.path} has other parameter groups than the file",
-                differences=[f"parameters a group: {was} in the file, {here} here"],
-                hint="make the groups as they were made when the file was saved",
-            )
-        places = [(f"[{g}][{i}]", g, i) for g, count in enumerate(was) for i in range(count)]
+        sizes = [len(group["params"]) for group in saved["param_groups"]]
+        places = [(f"[{g}][{i}]", g, i) for g, size in enumerate(sizes) for i in range(size)]
         found = {place: self.value.param_groups[g]["params"][i] for place, g, i in places}
         place_of = {saved["param_groups"][g]["params"][i]: place for place, g, i in places}
         groups = [
