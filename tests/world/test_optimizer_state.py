@@ -404,6 +404,7 @@ def test_a_scheduler_goes_on_and_neither_warns_nor_steps_twice():
         assert old[1].param_groups[0]["momentum"] == new[1].param_groups[0]["momentum"]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_small_tensors_do_not_take_minutes():
     class Many(nn.Module):
         def __init__(self):

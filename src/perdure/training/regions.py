@@ -13,7 +13,7 @@ import torch
 from perdure.training import dtypes
 
 
-@dataclass
+@dataclass(slots=True)
 class Extent:
     """A tensor or array with elements, and the memory it lies in.
 
@@ -25,6 +25,7 @@ class Extent:
         low: Address of its first byte in memory.
         high: Address after its last one.
         itemsize: Bytes an element.
+        shape: Its sizes.
         strides: Bytes from one element to the next, an axis each.
     """
 
@@ -35,12 +36,8 @@ class Extent:
     low: int
     high: int
     itemsize: int
+    shape: tuple[int, ...]
     strides: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
-        return tuple(self.value.shape)
 
     @property
     def spot(self) -> tuple[Any, ...]:
@@ -78,20 +75,20 @@ def extent_of(value: torch.Tensor | np.ndarray[Any, Any], path: str, place: dict
     else:
         itemsize, strides = value.itemsize, value.strides
         device, start = "cpu", value.__array_interface__["data"][0]
-    reach = [(size - 1) * step for size, step in zip(value.shape, strides, strict=True)]
+    shape = tuple(value.shape)
+    reach = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
     low = start + sum(r for r in reach if r < 0)
     high = start + sum(r for r in reach if r > 0) + itemsize
-    return Extent(value, path, place, device, low, high, itemsize, strides)
+    return Extent(value, path, place, device, low, high, itemsize, shape, strides)
 
 
 def blocks(extents: Sequence[Extent]) -> Iterator[Block]:
     """Cover all of them: one block for each tensor that lies alone, one for each group that overlaps in memory."""
     for group in _overlapping(extents):
-        first = group[0]
-        if all(other.spot == first.spot for other in group):
-            yield _alone(group)
-        else:
+        if len(group) > 1 and any(other.spot != group[0].spot for other in group):
             yield _region(group)
+        else:
+            yield _alone(group)
 
 
 def _overlapping(extents: Sequence[Extent]) -> Iterator[list[Extent]]:

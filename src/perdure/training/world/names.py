@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,8 +12,7 @@ from torch import nn
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
-@dataclass(frozen=True)
-class Slot:
+class Slot(NamedTuple):
     """A place in a module where a parameter or buffer is, or None.
 
     Attributes:
