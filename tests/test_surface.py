@@ -38,7 +38,7 @@ PROPERTIES = {
 COMMANDS = {
     "demo": {"--out", "--seed", "--json"},
     "run": {"--window", "--disk", "--root", "--input", "--carry", "--resume-with"},
-    "rehearse": set(),
+    "rehearse": {"--window", "--kills", "--disk", "--seed", "--sessions-max", "--work", "--json"},
     "status": {"--root", "--json"},
     "checkpoints": {"--root", "--json"},
     "verify": {"--root", "--json"},

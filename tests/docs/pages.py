@@ -69,8 +69,23 @@ def commands(console: str) -> list[tuple[str, list[str]]]:
     return found
 
 
+_NUMBER = r"[\d.,]+"
+_UNIT = r"(?:ms|s|min|h|B|kB|MB|GB)"
+_LOOSE = re.compile(
+    rf"(?P<measure>{_NUMBER} {_UNIT}(?: \d\d (?:s|min))?\b)|(?P<number>\d[\d.,]*)|(?P<any>\s*\.\.\.\s*)|(?P<space>\s+)"
+)
+_MEANS = {
+    "measure": rf"{_NUMBER} {_UNIT}(?: \d\d (?:s|min))?",
+    "number": _NUMBER,
+    "any": ".*",
+    "space": r"\s+",
+}
+
+
 def shown(expected: list[str], output: str) -> bool:
-    """Whether the output has these lines, in order, nothing between them; ``...`` stands for anything."""
-    pattern = re.escape("\n".join(expected).strip())
-    pattern = pattern.replace(re.escape("..."), ".*").replace(r"\ ", " +").replace(" + +", " +")
-    return re.fullmatch(re.sub(r"( \+)+", " +", pattern), output.strip(), re.DOTALL) is not None
+    """Whether the output is these lines: any number for a number, any measure for one, anything for ``...``."""
+    text, pattern, end = "\n".join(expected).strip(), "", 0
+    for match in _LOOSE.finditer(text):
+        pattern += re.escape(text[end : match.start()]) + _MEANS[str(match.lastgroup)]
+        end = match.end()
+    return re.fullmatch(pattern + re.escape(text[end:]), output.strip(), re.DOTALL) is not None

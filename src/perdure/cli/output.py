@@ -36,7 +36,8 @@ def say(line: str, *, styles: bool = True) -> None:
 
 
 def note(line: str) -> None:
-    """One line beside the data, on stderr."""
+    """One line beside the data, on stderr, behind what was said so far."""
+    sys.stdout.flush()
     print(line, file=sys.stderr)
 
 
@@ -47,6 +48,7 @@ def say_json(value: Any) -> None:
 
 def complain(what: str, hint: str = "") -> None:
     """An error for people, on stderr: what happened and where, then what to do next."""
+    sys.stdout.flush()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble(("error: ", "bold red"), what))
     if hint:

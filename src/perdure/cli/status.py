@@ -60,7 +60,7 @@ def describe(facts: Mapping[str, Any]) -> str:
     """A run for people: one head line and one line a topic."""
     lines = [f"{facts['run']}  {facts['status']}{_progress(facts)}"]
     topics = {
-        "why": facts.get("reason") or "",
+        "why": "" if facts["status"] == "finished" else facts.get("reason") or "",
         "session": _session(facts),
         "checkpoint": _checkpoint(facts.get("newest")),
         "speed": _speed(facts.get("speeds") or {}),

@@ -24,7 +24,7 @@ from perdure.demo.leg import RUN, SCRIPT, Leg, run_below
 
 TRAININGS = ("in sessions", "straight")
 
-KILL_AT_EPOCH = {1: 2, 2: 4}
+KILL_AT_EPOCH = {1: 1, 2: 2}
 """Sessions that are killed, and in which epoch. Then comes one with a window, then one that goes to the end."""
 
 MOST_SESSIONS = 8
@@ -164,7 +164,7 @@ class Driver:
                     time.sleep(self._chance.uniform(0, 0.3))  # anywhere in an epoch, a step or a save
                     leg.session.kill()
                     # long enough to start and to train for a while, too short to get to the end
-                    self._window_s = 1.25 * first_seen_s + 0.5 * (leg.session.elapsed_s - first_seen_s)
+                    self._window_s = 1.25 * first_seen_s + 1.5 * (leg.session.elapsed_s - first_seen_s)
             time.sleep(_POLL_S)
 
     def _progress(self, who: str, leg: Leg) -> int | None:
