@@ -31,6 +31,7 @@ from perdure.platforms.command import NOTEBOOK_OUTPUT
 from perdure.platforms.report import read_report
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -183,7 +184,11 @@ def main() -> int:
     path = Path(sys.argv[1])
     folder = path.parent if os.access(path.parent, os.W_OK) else Path.cwd()
     output = Path(os.environ.get(NOTEBOOK_OUTPUT) or folder / f"{path.stem}.executed.ipynb")
-    return NotebookSession(path, output, Settings.from_environment().report).run()
+    try:
+        return NotebookSession(path, output, Settings.from_environment().report).run()
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ PLACE = "{path}"
 _MARGIN_SHARE = 0.05
 _MARGIN_MOST_S = 30.0
 _SHRUNK = 0.5
-_MOMENT_S = 0.5
+_MOMENT_S = 0.3
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,8 @@ class Rehearsal:
             if leg.end.how == "finished":
                 return ""
             progress = self._note_progress(leg)
+            if leg.end.how == "failed":
+                self._notes[f"session {number} was {describe(leg)}"] = None
             if leg.end.how != "killed":
                 stalled = 0 if progress else stalled + 1
             if stalled == STALLED:
@@ -180,13 +182,17 @@ class Rehearsal:
         noise = {each.where for each in self._compare([self._twin_output(2)], self._twin_output(1))}
         real = [each for each in differences if each.where not in noise]
         if real:
-            reason = (
-                f"it gives the same result each time it runs through, and another when it is interrupted: {real[0]}"
-            )
+            reason = f"it ends alike each time it runs through, and otherwise when it is interrupted: {real[0]}"
             return self._result("differs", reason, differences=real)
+        if all(each.is_generator for each in differences):
+            self._notes[
+                "left out, since it is another one in each uninterrupted run too, and nothing depends on it: "
+                + ", ".join(sorted({each.where for each in differences}))
+            ] = None
+            return self._agree()
         reason = (
             "two uninterrupted runs differ from each other already, so nothing can be said of the resume "
-            f"(is there a seed?): {differences[0]}"
+            f"(does the script set a seed?): {differences[0]}"
         )
         return self._result("not deterministic", reason, differences=differences)
 
@@ -195,7 +201,8 @@ class Rehearsal:
         if not self._uses_perdure:
             if not files:
                 return self._result("nothing to compare", "the script left no files")
-            return self._result("identical", f"{files} files are the same, byte for byte")
+            left = "the file it leaves is" if files == 1 else f"the {files} files it leaves are"
+            return self._result("identical", f"{left} the same, byte for byte")
         for each in compare_files(self._newest_outputs()[0], self._twin_output(1)):
             self._notes[f"beside the runs, {each}"] = None
         runs = newest_checkpoints([self._twin_output(1)])
@@ -245,7 +252,10 @@ class Rehearsal:
                 f"it does not use Perdure and did not finish in {STALLED} full windows of {window} in a row: "
                 "a session that begins from nothing loses all that the one before it did"
             )
-        return f"no progress in {STALLED} sessions in a row; the last one {describe(leg)}"
+        text = f"no progress in {STALLED} sessions in a row; the last one was {describe(leg)}"
+        if leg.end.how == "window" and leg.saved == leg.begun:
+            text += "; is the window long enough to start and to save once?"
+        return text
 
     def _prune(self) -> None:
         """Drop outputs that are not needed: the last one stays, and of each run the last two that hold it."""
@@ -285,7 +295,7 @@ def describe(leg: Leg) -> str:
     words = {
         "finished": "finished",
         "paused": "paused",
-        "failed": f"failed with exit code {end.code}",
+        "failed": f"ended by an error (exit code {end.code})",
         "killed": "killed hard",
         "window": "killed at the end of its window",
         "disk": "killed when it outgrew its disk",

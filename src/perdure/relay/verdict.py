@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,11 @@ class Difference:
 
     where: str
     what: str
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether it lies in the state of a global random generator of a run."""
+        return re.match(r"[^:]+: generators\b", self.where) is not None
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}"
