@@ -7,9 +7,11 @@ import zlib
 
 import numpy as np
 import torch
+import torch._dynamo  # seconds to import; otherwise every forked session would pay for it with its first optimizer
 from torch import nn
 
 import perdure
+import perdure.training.run
 from training.processes import in_new_process, kill_me
 
 torch.set_num_threads(1)
@@ -56,13 +58,16 @@ def seed_all(seed: int) -> None:
 
 
 def session(script, root: str, seed: int, kill_after: int | None, save_every="1 steps") -> tuple:
-    """One session of a script: ``script(run)`` trains a Job and returns it. Killed after a number of steps."""
+    """One session of a script: ``script(run)`` trains a Job and returns it.
+
+    Killed in the body of the step behind ``kill_after``, so that a resume begins at that boundary.
+    """
     seed_all(seed)
     plain = Job.see
 
     def see(job, x):
         plain(job, x)
-        if job.book["steps"] == kill_after:
+        if kill_after is not None and job.book["steps"] == kill_after + 1:
             kill_me()
 
     Job.see = see  # in this process only

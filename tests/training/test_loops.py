@@ -77,22 +77,15 @@ def test_code_at_the_head_that_steps_the_scheduler(tmp_path):
 @pytest.mark.parametrize("each_epoch", [False, True])
 def test_code_at_the_head_that_unfreezes_and_adds_a_parameter_group(tmp_path, each_epoch):
     def script(run):
-        job = Job()
-        extras = [nn.Parameter(torch.ones(4)) for _ in range(3)]
-        job.model.extras = nn.ParameterList(extras)
-        for p in extras:
-            p.requires_grad_(False)
-        job.optimizer = torch.optim.Adam([p for p in job.model.parameters() if p.requires_grad], lr=1e-2)
-        loader = shuffled()
-        run.track(**job.tracked())
-        forward = job.model.forward
-        job.model.forward = lambda x: forward(x * torch.stack(list(extras)).sum(0))
+        job, loader, scales = Job(), shuffled(), nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(3)])
+        scales.requires_grad_(False)
+        run.track(**job.tracked(), scales=scales)
         for epoch in run.epochs(3):
             if epoch == 1 or (each_epoch and epoch > 0):
-                extras[epoch].requires_grad_(True)
-                job.optimizer.add_param_group({"params": [extras[epoch]], "lr": 1e-3 * (epoch + 1)})
+                scales[epoch].requires_grad_(True)
+                job.optimizer.add_param_group({"params": [scales[epoch]], "lr": 1e-3 * (epoch + 1)})
             for (x,) in run.batches(loader):
-                job.step(x)
+                job.step(x * sum(scales))
         return job
 
     check_exact(script, tmp_path, CUTS)
