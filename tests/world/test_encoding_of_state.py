@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world.ways import through_bytes
 
 from perdure.core.errors import CannotCarryError, CorruptError
 from perdure.training import dtypes
 from perdure.training.carried import Pickled
 from perdure.training.encoding import flatten, to_buffers, unflatten
 from perdure.training.world.world import World
+from world.ways import through_bytes
 
 DTYPES = sorted([*dtypes._NATURAL, *dtypes._PAIRS, *dtypes._BYTES], key=str)
 
@@ -171,7 +171,15 @@ def test_arrays_keep_dtype_shape_and_order(array):
 
 @pytest.mark.parametrize(
     "scalar",
-    [np.float64(0.1), np.float32("nan"), np.int8(-3), np.bool_(True), np.str_("x"), np.complex64(1j), np.datetime64("2026")],
+    [
+        np.float64(0.1),
+        np.float32("nan"),
+        np.int8(-3),
+        np.bool_(True),
+        np.str_("x"),
+        np.complex64(1j),
+        np.datetime64("2026"),
+    ],
     ids=lambda s: type(s).__name__,
 )
 def test_numpy_scalars_keep_their_type(scalar):
@@ -181,7 +189,9 @@ def test_numpy_scalars_keep_their_type(scalar):
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
-@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc])
+@pytest.mark.parametrize(
+    "layout", [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc]
+)
 def test_sparse_tensors_keep_their_layout(layout):
     dense = torch.tensor([[0.0, 1, 0, 0], [0, 0, 2, 3], [0, 0, 0, 0], [4, 0, 0, 0]])
     block = (2, 2) if layout in (torch.sparse_bsr, torch.sparse_bsc) else None

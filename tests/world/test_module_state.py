@@ -6,9 +6,9 @@ import functools
 import pytest
 import torch
 from torch import nn
-from world.ways import through_bytes, tracking
 
 from perdure.core.errors import CannotCarryError, StateMismatchError
+from world.ways import through_bytes, tracking
 
 
 def moved(old, new, **options):
@@ -182,7 +182,9 @@ def test_tied_weights_stay_tied_and_a_lost_tie_is_refused():
     moved(old, new)
     assert new["out"].weight is new["emb"].weight
     assert equal(old, new)
-    with pytest.raises(StateMismatchError, match=r"emb.weight and out.weight are one tensor in the checkpoint and 2 here"):
+    with pytest.raises(
+        StateMismatchError, match=r"emb.weight and out.weight are one tensor in the checkpoint and 2 here"
+    ):
         moved(old, build(False))
 
 
@@ -284,7 +286,9 @@ def test_modules_that_are_not_made_yet_are_listed_and_come_at_the_boundary():
     found = world.restore(saved, strict=False)
     assert torch.equal(new.body.weight, old.body.weight)
     assert [line for line in found if "head.weight is in the checkpoint (shape (1, 3)) and not here" in line]
-    with pytest.raises(StateMismatchError, match=r"head\.bias.*\n.*hint: build the missing parts before the loop") as caught:
+    with pytest.raises(
+        StateMismatchError, match=r"head\.bias.*\n.*hint: build the missing parts before the loop"
+    ) as caught:
         world.restore(saved)
     assert len(caught.value.differences) == 2
     new.head = nn.Linear(3, 1)
@@ -463,7 +467,9 @@ def test_an_attribute_that_is_a_module_by_now_is_not_hidden():
     saved = through_bytes(world.capture())
     del new.head
     new.head = nn.Linear(1, 1)
-    tracking(model=new).restore({"model": {"model": {**saved["model"]["model"], "parameters": {}, "buffers": {}}}}, strict=False)
+    tracking(model=new).restore(
+        {"model": {"model": {**saved["model"]["model"], "parameters": {}, "buffers": {}}}}, strict=False
+    )
     assert type(new.head) is nn.Linear
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler as lrs
-from world.ways import through_bytes, tracking
 
 from perdure.core.errors import StateMismatchError
+from world.ways import through_bytes, tracking
 
 
 def net():
@@ -91,7 +91,9 @@ def test_state_is_not_cast_to_the_type_of_the_parameter():
 def test_groups_are_found_by_name_whatever_their_order_here():
     old, new = net(), net()
     opt = torch.optim.Adam([{"params": old[0].parameters(), "lr": 1.0}, {"params": old[2].parameters(), "lr": 2.0}])
-    other = torch.optim.Adam([{"params": new[2].parameters(), "lr": 5.0}, {"params": new[0].parameters(), "lr": 6.0}])
+    other = torch.optim.Adam(
+        [{"params": new[2].parameters(), "lr": 5.0}, {"params": new[0].parameters(), "lr": 6.0}]
+    )
     train(old, opt)
     moved((old, opt), (new, other))
     assert bits(opt, old) == bits(other, new)
@@ -164,7 +166,9 @@ def test_a_module_that_is_never_tracked_is_named_at_the_boundary():
     old, new = net(), net()
     opts = [torch.optim.Adam(m.parameters(), lr=0.1) for m in (old, new)]
     saved = through_bytes(tracking(model=old, optimizer=opts[0]).capture())
-    with pytest.raises(StateMismatchError, match=r"trains model\.0\.weight in the checkpoint, which no tracked module"):
+    with pytest.raises(
+        StateMismatchError, match=r"trains model\.0\.weight in the checkpoint, which no tracked module"
+    ):
         tracking(optimizer=opts[1]).restore(saved)
 
 

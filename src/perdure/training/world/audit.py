@@ -70,7 +70,7 @@ class Scratch:
         except Exception as error:  # noqa: BLE001  it is told, and the real restore would raise it
             yield f"{self._path}: its load_state_dict refuses what its state_dict gives ({error!r})"
             return
-        lost = sorted(set(_differing(self._path, scratch, self._live, tracked, 0)))
+        lost = sorted(set(_differing(self._path, scratch, self._live, tracked)))
         if lost:
             yield (
                 f"changed since track, not in its state_dict: {', '.join(lost)}; "
@@ -190,31 +190,31 @@ def _is_small(value: Any) -> bool:
     return True
 
 
-def _differing(path: str, before: Any, now: Any, tracked: Collection[int], depth: int) -> Iterator[str]:
-    """Paths of what is another in ``now`` than in ``before``."""
-    if id(now) in tracked or depth > _MAX_DEPTH or type(before) is not type(now):
-        if type(before) is not type(now) and id(now) not in tracked and fingerprint(now) is not None:
-            yield path
-    elif isinstance(now, nn.Module):
-        if fingerprint(_tensors_of(before)) != fingerprint(_tensors_of(now)):
-            yield path
-    elif isinstance(now, GENERATOR_TYPES):
-        if fingerprint(state_of(before)) != fingerprint(state_of(now)):
-            yield path
-    elif fingerprint(now) is not None:
-        if fingerprint(now) != fingerprint(before):
-            yield path
-    elif isinstance(now, dict):
-        for key in now:
-            yield from _differing(f"{path}[{key!r}]", before.get(key), now[key], tracked, depth + 1)
-    elif isinstance(now, (list, tuple)):
-        for index, (old, new) in enumerate(zip(before, now, strict=False)):
-            yield from _differing(f"{path}[{index}]", old, new, tracked, depth + 1)
-    elif hasattr(now, "__dict__"):
-        for name, value in vars(now).items():
-            yield from _differing(f"{path}.{name}", vars(before).get(name), value, tracked, depth + 1)
+def _differing(path: str, before: Any, now: Any, tracked: Collection[int], depth: int = 0) -> Iterator[str]:
+    """Paths of attributes and elements that are others in ``now`` than in ``before``."""
+    for name, value in _children(now):
+        old, where = dict(_children(before)).get(name), path + name
+        if id(value) in tracked:
+            continue
+        print_of = _print_of(value)
+        if print_of is not None:
+            if print_of != _print_of(old):
+                yield where
+        elif type(old) is type(value) and depth < _MAX_DEPTH:
+            yield from _differing(where, old, value, tracked, depth + 1)
 
 
-def _tensors_of(module: nn.Module) -> dict[str, Any]:
-    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
-    return {name: plain(tensor) for name, tensor in tensors}
+def _children(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{index}]", item) for index, item in enumerate(value)]
+    return [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+
+
+def _print_of(value: Any) -> Any:
+    """Fingerprint of plain values, of a module's tensors, of a generator; None for what has parts of its own."""
+    if isinstance(value, nn.Module):
+        tensors = itertools.chain(value.named_parameters(), value.named_buffers())
+        return fingerprint({name: plain(tensor) for name, tensor in tensors})
+    return fingerprint(state_of(value) if isinstance(value, GENERATOR_TYPES) else value)
