@@ -76,8 +76,8 @@ def assert_no_debris(folder: Path) -> None:
     assert {p.name for p in (folder / "checkpoints").iterdir()} == {item.folder.name for item in found}
 
 
-def flip(path: Path, place: int) -> None:
-    """One flipped byte."""
+def flip(path: Path, place: int, bits: int = 0x01) -> None:
+    """One flipped byte. A single bit often leaves text that still parses."""
     data = bytearray(path.read_bytes())
-    data[place] ^= 0xFF
+    data[place] ^= bits
     path.write_bytes(data)

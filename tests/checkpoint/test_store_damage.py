@@ -6,14 +6,17 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from snapshots import assert_holds, assert_no_debris, flip, make_store, open_store, saved_run, snapshot, tree
 
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.debris import drop_checkpoint
+from perdure.checkpoint.reader import check_sizes, open_checkpoint
 from perdure.checkpoint.store import Keep
 from perdure.checkpoint.verify import verify
+from perdure.checkpoint.writer import publish
 from perdure.core.errors import CorruptError, FormatVersionError, NoCheckpointError, UnreadableError
 
 
@@ -90,11 +93,12 @@ def test_one_flipped_byte_anywhere_is_found(folder, which, tmp_path):
     shutil.copytree(folder, original)
     size = (folder / name).stat().st_size
     for place in [*range(0, min(size, 400), 7), *range(0, size, max(1, size // 60)), size - 1]:
-        flip(folder / name, place)
+        bits = 0x01 if place % 2 else 0xFF
+        flip(folder / name, place, bits)
         problems = verify(folder / "checkpoints" / "step-000000300").problems
         assert any(Path(name).name in problem for problem in problems), place
         assert make_store(folder).newest().manifest.step == 200, place
-        flip(folder / name, place)
+        flip(folder / name, place, bits)
     flip(folder / name, size // 2)
     assert_falls_back(folder, name)
 
@@ -279,6 +283,36 @@ def test_foreign_files_in_the_folder_are_left_alone(folder):
     store.save(snapshot(400))
     assert (folder / "checkpoints" / "step-000000001" / "mine.txt").read_text() == "mine"
     assert (folder / "checkpoints" / "notes.txt").read_text() == "mine"
+
+
+def test_one_that_is_pruned_while_it_is_read_is_gone_and_not_damaged(folder, monkeypatch):
+    newest = folder / "checkpoints" / "step-000000300"
+    only = folder / newest_files(folder)[1]
+
+    def prune_then_check(*args):
+        if newest.exists():
+            drop_checkpoint(newest)
+            only.unlink()
+        return check_sizes(*args)
+
+    for look in (open_checkpoint, verify):
+        original = shutil.copytree(folder, folder.with_name("original"))
+        monkeypatch.setattr(sys.modules[look.__module__], "check_sizes", prune_then_check)
+        with pytest.raises(NoCheckpointError):
+            look(newest)
+        monkeypatch.undo()
+        shutil.rmtree(folder)
+        original.rename(folder)
+    monkeypatch.setattr("perdure.checkpoint.reader.check_sizes", prune_then_check)
+    store = make_store(folder)
+    assert_holds(store.newest(), snapshot(200))
+    assert store.reports == []
+
+
+def test_a_file_of_which_less_came_than_was_announced_is_not_published(tmp_path):
+    with pytest.raises(OSError, match="3 bytes came instead of 5"):
+        publish(tmp_path / "file", [b"abc"], 5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_stays_readable_while_its_files_are_removed(folder):

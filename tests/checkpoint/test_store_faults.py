@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -246,3 +247,27 @@ def test_killed_while_the_best_one_is_brought_over_from_an_input(tmp_path):
         open_store(folder, inputs=[tmp_path / "input"]).save(snapshot(210))
 
     assert set(killed_at_every_event(tmp_path, make, action)) <= {210, 300}
+
+
+def test_every_step_of_a_save_is_durable_before_the_next(bench):
+    """What no kill can show, since the page cache outlives a process: the order of syncs, for a power cut."""
+    did = []
+    for event in bench.events:
+        names = [Path(name).name for name in re.findall(r'[<"](/[^>"]*)[>"]', event.text)]
+        if event.call in ("fsync", "rename", "unlink", "rmdir", "pwritev2"):
+            did.append((event.call, re.sub(r"[0-9a-f]{32}", "x", names[0])))
+    assert did[did.index(("pwritev2", ".x.safetensors.tmp")) :] == [
+        ("pwritev2", ".x.safetensors.tmp"),
+        ("fsync", ".x.safetensors.tmp"),
+        ("rename", ".x.safetensors.tmp"),
+        ("fsync", "tensors"),
+        ("pwritev2", ".manifest.json.tmp"),
+        ("fsync", ".manifest.json.tmp"),
+        ("rename", ".manifest.json.tmp"),
+        ("fsync", "step-000000300"),
+        ("fsync", "checkpoints"),
+        ("unlink", "manifest.json"),
+        ("rmdir", "step-000000100"),
+        ("fsync", "checkpoints"),
+        ("unlink", "x.safetensors"),
+    ]

@@ -17,8 +17,8 @@ from perdure.checkpoint.catalog import Catalog
 from perdure.checkpoint.commit import Draft, Label, commit, draft, hash_buffers
 from perdure.checkpoint.debris import sweep_small_files
 from perdure.checkpoint.lock import RunLock
-from perdure.checkpoint.manifest import FORMAT_VERSION, MANIFEST, Manifest
-from perdure.checkpoint.reader import Checkpoint, check_sizes, is_gone, open_checkpoint
+from perdure.checkpoint.manifest import FORMAT_VERSION, Manifest
+from perdure.checkpoint.reader import Checkpoint, check_sizes, open_checkpoint
 from perdure.checkpoint.retention import Committed, Keep, best_of, last_good
 from perdure.checkpoint.search import Found
 from perdure.checkpoint.snapshot import Snapshot
@@ -226,7 +226,7 @@ class Store:
 
     def _base(self) -> Manifest | None:
         """The checkpoint whose files may be shared: proven or written by this process, and still whole."""
-        if self._proven is None or is_gone(self._proven.folder / MANIFEST):
+        if self._proven is None:
             return None
         try:
             check_sizes(self._proven.folder, self._proven.manifest)

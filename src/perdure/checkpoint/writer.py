@@ -49,10 +49,9 @@ def _write(path: Path, parts: Iterable[bytes | memoryview], nbytes: int) -> None
         offset = 0
         for batch in _batches(parts):
             offset += _write_batch(fd, batch, offset)
+        if offset != nbytes:
+            raise OSError(errno.EIO, f"{offset} bytes came instead of {nbytes}", str(path))
         os.fsync(fd)
-        found = os.fstat(fd).st_size
-        if found != nbytes:
-            raise OSError(errno.EIO, f"{found} bytes arrived of {nbytes}", str(path))
     finally:
         os.close(fd)
 
