@@ -145,7 +145,9 @@ def generator(seed=11):
 KINDS = {
     "shuffle": lambda **kw: DataLoader(Augmented(), BATCH, shuffle=True, **kw),
     "sequential": lambda **kw: DataLoader(Augmented(), BATCH, **kw),
-    "shuffle_with_generator": lambda **kw: DataLoader(Augmented(), BATCH, shuffle=True, generator=generator(), **kw),
+    "shuffle_with_generator": lambda **kw: DataLoader(
+        Augmented(), BATCH, shuffle=True, generator=generator(), **kw
+    ),
     "sampler_with_generator": lambda **kw: DataLoader(
         Augmented(), BATCH, sampler=RandomSampler(range(N), generator=generator()), **kw
     ),
@@ -199,11 +201,18 @@ def run_over(make):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loader_deals_the_same_batches_after_a_kill(tmp_path, kind, mode):
     per_epoch = 6 if kind == "no_batching" else 4
-    cuts = (2, per_epoch, per_epoch + 1, 3 * per_epoch)  # in the first epoch, at its end, in the second, after three
+    cuts = (
+        2,
+        per_epoch,
+        per_epoch + 1,
+        3 * per_epoch,
+    )  # in the first epoch, at its end, in the second, after three
     check_exact(run_over(lambda: KINDS[kind](**MODES[mode])), tmp_path, cuts)
 
 
-@pytest.mark.parametrize("kind", ["shuffle", "shuffle_with_generator", "live_sampler", "lazy_global_sampler", "stream"])
+@pytest.mark.parametrize(
+    "kind", ["shuffle", "shuffle_with_generator", "live_sampler", "lazy_global_sampler", "stream"]
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_endless_stream_over_the_loader_goes_on_where_it_was(tmp_path, kind, mode):
     def script(run):

@@ -31,7 +31,10 @@ def test_the_tail_of_an_epoch_is_expected_before_its_last_batch():
 
 
 @given(
-    step_s=st.floats(0.01, 20), save_s=st.floats(0.01, 10), window_s=st.floats(100, 50_000), margin_s=st.floats(0, 20)
+    step_s=st.floats(0.01, 20),
+    save_s=st.floats(0.01, 10),
+    window_s=st.floats(100, 50_000),
+    margin_s=st.floats(0, 20),
 )
 def test_a_steady_run_never_passes_its_deadline_and_uses_nearly_all_of_it(step_s, save_s, window_s, margin_s):
     clock = FakeClock()

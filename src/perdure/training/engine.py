@@ -8,7 +8,8 @@ everything of the boundary is put back, the generators last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,7 @@ class Engine:
         asked: ``run.save()`` was called since the last save.
         finished: The run has reached its end.
         looping: The loop has begun and not ended.
+        left: The user's body has left it, by ``break`` or an error.
         resumed_from: Step of the checkpoint that the session began with.
     """
 
@@ -65,6 +67,7 @@ class Engine:
         self.asked = False
         self.finished = False
         self.looping = False
+        self.left = False
         self.resumed_from: int | None = None
         self._saver = saver
         self._schedule = schedule
@@ -151,6 +154,15 @@ class Engine:
         self.state.calls.new_epoch()
         self.begin_here()
         self.state.capture_head()
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """The user's body runs; it may leave the loop."""
+        try:
+            yield
+        except GeneratorExit:
+            self.left = True
+            raise
 
     def begin_here(self) -> None:
         """The loop takes up here what there is to take up; and it may be too late already."""

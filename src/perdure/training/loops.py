@@ -29,7 +29,8 @@ def epochs(engine: Engine, count: int) -> Iterator[int]:
     first = count if engine.finished else engine.epoch
     for epoch in range(first, count):
         engine.enter_epoch(epoch)
-        yield epoch
+        with engine.body():
+            yield epoch
         engine.leave_epoch()
     engine.finish()
 
@@ -40,7 +41,8 @@ def steps(engine: Engine, count: int) -> Iterator[int]:
     if first < count:
         engine.begin_here()
     for step in range(first, count):
-        yield step
+        with engine.body():
+            yield step
         engine.step += 1
         stream = next(iter(engine.state.calls.streams()), None)
         engine.epoch = stream.passes if stream is not None else 0

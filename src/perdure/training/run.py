@@ -221,6 +221,8 @@ class Run:
             ConfigError: Nothing to export, or an unknown format.
         """
         del example
+        if self._engine.looping and self._engine.left:
+            self._engine.finish()  # the loop was left by break: this is its end
         if not self.finished:
             raise LoopError(
                 f"run {self._name!r} is at step {self.step} and not finished, so there is no model to export yet",

@@ -39,7 +39,7 @@ class Session:
     started_s: float
     stop: StopFlag = field(default_factory=StopFlag)
     _records: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    _paused: bool = False
+    _hooked: bool = False
     _report_failed: bool = False
 
     def limits(self, asked: Limits | None) -> Limits:
@@ -56,12 +56,12 @@ class Session:
     def record(self, run: Mapping[str, Any]) -> None:
         """Note how a run stands, and write the session's report where one was asked for."""
         self._records[str(run["folder"])] = run
-        if run["status"] == "paused" and not self._paused:
-            self._paused = True
+        if run["status"] == "paused" and not self._hooked:
+            self._hooked = True
             _leave_with(self.place.paused_exit_code)
         if self.settings.report is None:
             return
-        report = {"version": 1, "pid": os.getpid(), "status": self._status(), "runs": list(self._records.values())}
+        report = {"version": 1, "pid": os.getpid(), "status": self.status, "runs": list(self._records.values())}
         try:
             write_json(self.settings.report, report)
         except OSError as error:  # whoever reads it must not cost the user a training
@@ -69,9 +69,11 @@ class Session:
                 warn(f"the session report cannot be written: {error}")
             self._report_failed = True
 
-    def _status(self) -> str:
+    @property
+    def status(self) -> str:
+        """Paused if any of its runs is; then failed, running, finished."""
         found = {str(run["status"]) for run in self._records.values()}
-        return next(s for s in ("paused", "failed", "running", "finished") if s in found)
+        return next((s for s in ("paused", "failed", "running") if s in found), "finished")
 
 
 _session: Session | None = None
@@ -102,7 +104,7 @@ def _leave_with(code: int) -> None:
 
     def leave() -> None:
         atexit.unregister(leave)
-        if getattr(sys, "last_value", None) is not None:
+        if _session is None or _session.status != "paused" or getattr(sys, "last_value", None) is not None:
             return
         atexit._run_exitfuncs()
         logging.shutdown()
