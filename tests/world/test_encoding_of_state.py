@@ -348,3 +348,18 @@ def test_names_say_what_a_buffer_is_and_are_unique():
     document, leaves = flatten(tree)
     assert [leaf.name for leaf in leaves] == ["a/b", "a/b~2", "l/0", "l/1"]
     json.dumps(document, allow_nan=False)
+
+
+def test_memory_that_is_not_aligned_to_its_type_comes_back():
+    octets = np.arange(41, dtype=np.uint8)
+    odd = octets[1:].view(np.float32)
+    tree = {"octets": octets, "odd": odd, "part": odd[2:4]}
+    back = through_bytes(tree)
+    assert back["odd"].tobytes() == odd.tobytes()
+    assert back["part"].tobytes() == odd[2:4].tobytes()
+
+
+def test_what_has_no_data_form_names_the_way_to_opt_in():
+    with pytest.raises(CannotCarryError, match=r"x\[0\] of type builtins\.object has no data form") as caught:
+        flatten({"x": [object()]})
+    assert "perdure.Pickled" in caught.value.hint

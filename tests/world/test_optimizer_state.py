@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import lr_scheduler as lrs
 
 from perdure.core.errors import StateMismatchError
+from perdure.training.world.optimizers import _device_of
 from world.ways import through_bytes, tracking
 
 
@@ -217,6 +218,20 @@ def test_sparse_adam_and_lbfgs_go_on():
         step(*old, seed)
         step(*new, seed)
     assert all(torch.equal(a, b) for a, b in zip(old[0].parameters(), new[0].parameters(), strict=True))
+
+
+def test_step_is_on_the_device_only_where_a_kernel_there_counts_it():
+    parameter, cpu = torch.zeros(1, device="meta"), torch.device("cpu")
+    for group, on_device in (
+        ({}, False),
+        ({"fused": True}, True),
+        ({"capturable": True}, True),
+        ({"fused": None}, False),
+    ):
+        device = _device_of("step", parameter, group, ())
+        assert device == (parameter.device if on_device else cpu)
+    assert _device_of("exp_avg", parameter, {}, ()) == parameter.device
+    assert _device_of("mu_product", parameter, {}, ("mu_product",)) == cpu
 
 
 # ---------------------------------------------------------------- wrappers

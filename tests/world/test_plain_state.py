@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler as lrs
 
 from perdure.core.errors import CannotCarryError, StateMismatchError
 from perdure.training.carried import Pickled
+from perdure.training.encoding import flatten, to_buffers, unflatten
 from perdure.training.world.world import World
 from world.ways import through_bytes, tracking
 
@@ -411,3 +412,32 @@ def test_tracked_objects_are_known_by_identity_also_inside_a_list():
     assert world.is_tracked(first)
     assert world.is_tracked(second)
     assert not world.is_tracked(copy.deepcopy(first))
+
+
+def test_a_counter_comes_back_and_the_copy_at_the_head_counts_the_same():
+    old, new = collections.Counter("aab"), collections.Counter("c")
+    assert tracking(c=old).capture_head()["c"]["value"].value == {"a": 2, "b": 1}
+    moved(old, new)
+    assert new == {"a": 2, "b": 1}
+    assert type(new) is collections.Counter
+
+
+def test_a_container_that_contains_itself_is_refused_with_its_place():
+    loop = [1]
+    loop.append(loop)
+    world = tracking(loop=loop)
+    world.capture_head()
+    world.notes()
+    with pytest.raises(CannotCarryError, match=r"loop\[1\] .*contains itself"):
+        through_bytes(world.capture())
+
+
+def test_a_tensor_that_was_on_a_card_comes_to_the_cpu_where_there_is_none():
+    if torch.cuda.is_available():
+        pytest.skip("there is a card")
+    document, leaves = flatten({"a": {"a": {"kind": "plain", "value": {"h": torch.ones(2)}}}})
+    document["a"]["a"]["value"]["h"]["device"] = "cuda:3"
+    buffers = {buffer.name: buffer.data for buffer in to_buffers(leaves)}
+    live = {"h": None}
+    tracking(a=live).restore(unflatten(document, buffers.__getitem__))
+    assert live["h"].tolist() == [1, 1]

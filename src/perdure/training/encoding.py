@@ -26,6 +26,10 @@ from perdure.training.regions import Block, Extent, blocks, extent_of
 
 __all__ = ["Leaf", "flatten", "to_buffers", "unflatten"]
 
+_OPT_IN = (
+    "keep numbers, strings, arrays, tensors and containers of them; or, if you trust every checkpoint that you "
+    "will load, wrap it: perdure.Pickled(...)"
+)
 _PART = re.compile(r'\["(.*?)"\]|\[(.*?)\]|([^\[]+)')
 _COMPRESSED = {
     torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
@@ -109,8 +113,12 @@ class _Encoder:
             place["entry"] = name
         return Leaf(name, block.kind, block.dtype, block.shape, block.data)
 
-    def leaf(self, value: Any, path: str) -> dict[str, Any] | None:
-        """The JSON form of what plain values do not cover; None if there is none."""
+    def leaf(self, value: Any, path: str) -> dict[str, Any]:
+        """The JSON form of what plain values do not cover.
+
+        Raises:
+            CannotCarryError: It has none.
+        """
         form: dict[str, Any] | None
         if isinstance(value, torch.Tensor):
             form = self._tensor(value, path)
@@ -126,6 +134,8 @@ class _Encoder:
             form = {"$": "pickle", "v": self._array(np.frombuffer(value.to_bytes(), np.uint8), path)}
         else:
             form = _small(value)
+        if form is None:
+            raise _refused(value, path, "has no data form", _OPT_IN)
         return form
 
     def _generator(self, state: dict[str, Any], path: str) -> dict[str, Any]:
@@ -144,7 +154,10 @@ class _Encoder:
         if tensor.layout is not torch.strided:
             return self._sparse(data, path, form)
         if tensor.numel():
-            self._extents.append(extent_of(data.resolve_conj().resolve_neg(), path, form))
+            data = data.resolve_conj().resolve_neg()
+            if data.data_ptr() % data.element_size():
+                data = data.clone()  # foreign memory, not aligned to its type: torch could not view it so again
+            self._extents.append(extent_of(data, path, form))
         return form
 
     def _sparse(self, tensor: torch.Tensor, path: str, form: dict[str, Any]) -> dict[str, Any]:
@@ -201,9 +214,8 @@ def _check_array(array: np.ndarray[Any, Any], path: str) -> None:
 
 def _refused(value: Any, path: str, why: str, hint: str) -> CannotCarryError:
     name = f"{type(value).__module__}.{type(value).__qualname__}"
-    return CannotCarryError(
-        f"{path or 'the value'} {why} and cannot be saved", path=path, type_name=name, hint=hint
-    )
+    what = f"{path or 'the value'} of type {name} {why} and cannot be saved"
+    return CannotCarryError(what, path=path, type_name=name, hint=hint)
 
 
 def _scalar(value: np.generic) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from perdure.checkpoint.values import MAX_DEPTH
 from perdure.data.generators import GENERATOR_TYPES, capture_global, restore_global, state_of
 from perdure.training.world.code import from_live, without_code
 from perdure.training.world.fingerprint import fingerprint
@@ -23,6 +25,7 @@ SCRATCH_BYTES = 256_000_000
 """The most that a scratch copy of one tracked object may take."""
 
 _MAX_OBJECTS = 20_000
+_NO_PARTS = (type, str, bytes, int, float, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 _MAX_DEPTH = 4
 
 
@@ -92,8 +95,6 @@ def untracked_schedulers(optimizers: Mapping[str, Any], tracked: Iterable[Any]) 
     """A sentence for each scheduler that drives a tracked optimizer and is not tracked itself."""
     known = {id(value) for value in _with_nested(tracked)}
     for path, optimizer in optimizers.items():
-        if not any("initial_lr" in group for group in optimizer.param_groups):
-            continue  # no scheduler has ever touched it
         for scheduler in _referrers(optimizer):
             if id(scheduler) not in known:
                 yield (
@@ -114,23 +115,27 @@ def _referrers(optimizer: Any) -> list[Any]:
     for referrer in gc.get_referrers(optimizer):
         owners = gc.get_referrers(referrer) if type(referrer) is dict else [referrer]
         for owner in owners:
-            is_driver = getattr(owner, "optimizer", None) is optimizer and hasattr(owner, "state_dict")
-            if is_driver and callable(getattr(owner, "step", None)) and not hasattr(owner, "param_groups"):
+            attributes = getattr(owner, "__dict__", None)
+            if not isinstance(attributes, dict) or attributes.get("optimizer") is not optimizer:
+                continue
+            if all(hasattr(owner, name) for name in ("step", "state_dict")) and not hasattr(owner, "param_groups"):
                 found.append(owner)
     return list({id(owner): owner for owner in found}.values())
 
 
-def parts_of_graphs(path: str, value: Any) -> Iterator[str]:
+def parts_of_graphs(path: str, value: Any, depth: int = 0) -> Iterator[str]:
     """Paths of tensors in plain containers that belong to an autograd graph, which no file can hold."""
+    if depth > MAX_DEPTH:
+        return
     if isinstance(value, torch.Tensor):
         if value.grad_fn is not None:
             yield path
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from parts_of_graphs(f"{path}[{key!r}]", item)
+            yield from parts_of_graphs(f"{path}[{key!r}]", item, depth + 1)
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from parts_of_graphs(f"{path}[{index}]", item)
+            yield from parts_of_graphs(f"{path}[{index}]", item, depth + 1)
 
 
 def unhealthy(parameters: Mapping[str, torch.Tensor]) -> list[str]:
@@ -174,7 +179,7 @@ def _is_small(value: Any) -> bool:
     rest, total = [value], 0
     while rest:
         item = rest.pop()
-        if id(item) in seen or isinstance(item, (type, str, bytes, int, float)):
+        if id(item) in seen or isinstance(item, _NO_PARTS):
             continue
         seen.add(id(item))
         if isinstance(item, (torch.Tensor, np.ndarray)):

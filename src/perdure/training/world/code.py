@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from perdure.checkpoint.values import MAX_DEPTH
 from perdure.core.errors import StateMismatchError
 from perdure.training.carried import LIVE_CODE, LiveCode
 from perdure.training.world.refill import Refill
@@ -24,19 +25,21 @@ def is_code(value: Any) -> bool:
     return isinstance(value, _CODE)
 
 
-def without_code(state: Any) -> Any:
+def without_code(state: Any, depth: int = 0) -> Any:
     """The state with a mark wherever there is a function or class."""
     if is_code(state):
         return LIVE_CODE
+    if depth > MAX_DEPTH:
+        return state  # what is deeper is refused when it is saved
     if isinstance(state, dict):
         new = state.copy()
         for key, value in state.items():
-            new[key] = without_code(value)
+            new[key] = without_code(value, depth + 1)
         return new
     if type(state) in (list, tuple):
-        return type(state)(without_code(item) for item in state)
+        return type(state)(without_code(item, depth + 1) for item in state)
     if type(state) is deque:
-        return deque((without_code(item) for item in state), state.maxlen)
+        return deque((without_code(item, depth + 1) for item in state), state.maxlen)
     return state
 
 

@@ -47,7 +47,10 @@ class PlainPart:
         size = size_of(self.value, limit)
         if size > limit or isinstance(self.value, Pickled):
             return None, 0
-        return {"value": At(self.path, copied(self.value))}, size
+        try:
+            return {"value": At(self.path, copied(self.value))}, size
+        except RecursionError:
+            return None, 0  # it contains itself: the save refuses it, with its place
 
     def differences(self, saved: Saved, names: ParameterNames) -> list[str]:
         """Why it cannot be refilled."""

@@ -204,7 +204,8 @@ def copied(value: Any) -> Any:
         new = Pickled.from_bytes(value.to_bytes())
     elif isinstance(value, dict):
         new = copy.copy(value)  # keeps the class, and a defaultdict's factory
-        new.update((key, copied(item)) for key, item in value.items())
+        for key, item in value.items():
+            new[key] = copied(item)  # not update(): a Counter adds there
     elif isinstance(value, deque):
         new = deque((copied(item) for item in value), value.maxlen)
     elif type(value) in (list, tuple):
