@@ -19,14 +19,24 @@ from perdure.core.settings import Settings
 from perdure.testing.clock import FakeClock
 
 
-def test_lines_beyond_a_resume_are_superseded(tmp_path):
+def test_lines_after_the_save_that_a_resume_began_with_are_superseded(tmp_path):
     path = tmp_path / "events.jsonl"
     first = EventFile(path)
-    first.append([{"kind": "metrics", "step": s} for s in (1, 2, 3, 4)])
+    first.append([{"step": 1}, {"step": 2, "tail": True}, {"event": "saved", "checkpoint": "b", "step": 2}])
+    first.append([{"step": 2, "body": True}, {"step": 3}])
     second = EventFile(path)
-    second.append([{"kind": "event", "event": "resumed", "from_step": 2, "step": 2}])
-    second.append([{"kind": "metrics", "step": 3, "again": True}])
-    assert [(e["step"], e.get("again")) for e in read_events(path)] == [(1, None), (2, None), (2, None), (3, True)]
+    second.append([{"event": "resumed", "checkpoint": "b", "from_step": 2, "step": 2}, {"step": 2, "again": True}])
+    kept = [line for line in read_events(path) if "event" not in line]
+    assert [{k: v for k, v in line.items() if k != "id"} for line in kept] == [
+        {"step": 1}, {"step": 2, "tail": True}, {"step": 2, "again": True},
+    ]  # fmt: skip
+
+
+def test_killed_before_the_line_that_tells_of_a_save_lines_up_to_its_step_hold(tmp_path):
+    path = tmp_path / "events.jsonl"
+    EventFile(path).append([{"step": s} for s in (1, 2, 3)])
+    EventFile(path).append([{"event": "resumed", "checkpoint": "b", "from_step": 2, "step": 2}])
+    assert [line["step"] for line in read_events(path)] == [1, 2, 2]
 
 
 def test_a_line_cut_by_a_kill_is_ignored_and_the_next_one_is_whole(tmp_path):

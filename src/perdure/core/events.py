@@ -1,7 +1,7 @@
 """Metrics and events of a run: ``events.jsonl``, a JSON document a line.
 
 Every line has an id, so that files of several sessions can be joined and a line read twice is one line. A
-``resumed`` event says from which step: what earlier sessions wrote beyond that step is superseded.
+``resumed`` event names the checkpoint: what was written after the ``saved`` event of that checkpoint is superseded.
 """
 
 from __future__ import annotations
@@ -65,9 +65,18 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
             continue
         seen.add(str(line.get("id")))
         if line.get("event") == "resumed":
-            lines = [kept for kept in lines if kept.get("step", 0) <= line["from_step"]]
+            lines = _up_to(lines, line)
         lines.append(line)
     yield from lines
+
+
+def _up_to(lines: list[dict[str, Any]], resumed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The lines that a resume leaves: up to the save that it began with."""
+    for place in range(len(lines) - 1, -1, -1):
+        if lines[place].get("event") == "saved" and lines[place].get("checkpoint") == resumed.get("checkpoint"):
+            return lines[: place + 1]
+    # the process was killed between the save and the line that tells of it: all that is there came before
+    return [line for line in lines if line.get("step", 0) <= resumed["from_step"]]
 
 
 def _newline_if_cut(fd: int) -> bytes:

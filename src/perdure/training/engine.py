@@ -90,7 +90,13 @@ class Engine:
         self._saver.position, self._saver.checkpoint = position, checkpoint.folder.name
         self._saver.session_number = manifest.session + 1
         self._journal.metrics.update(manifest.metrics)
-        self._journal.event("resumed", from_step=self.step, step=self.step, session=manifest.session + 1)
+        self._journal.event(
+            "resumed",
+            from_step=self.step,
+            step=self.step,
+            session=manifest.session + 1,
+            checkpoint=checkpoint.folder.name,
+        )
         if not manifest.healthy:
             warn(f"the checkpoint of step {self.step} holds NaN or Inf, and it is the newest there is")
 
