@@ -113,6 +113,7 @@ def _traced(action: Callable[[], object], options: list[str]) -> Outcome:
         _child(action, childs)
     childs.close()
     with ours:
+        ours.recv(1)
         tracer = subprocess.Popen(["strace", "-f", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True)
         assert tracer.stderr is not None
         first = tracer.stderr.readline()
@@ -134,6 +135,7 @@ def _child(action: Callable[[], object], parent: socket.socket) -> None:
     outcome = {"status": "returned"}
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+        parent.send(b"r")
         if parent.recv(1) == b"g":
             action()
     except BaseException as error:  # noqa: BLE001  told to the parent
