@@ -7,6 +7,7 @@ without any of that, and what both left is compared.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -22,13 +23,16 @@ from perdure.relay.verdict import Difference, compare_files, compare_runs, count
 
 Verdict = Literal["identical", "differs", "not deterministic", "nothing to compare", "not finished", "failed"]
 """``"differs"``: the script gives the same result twice when it is not interrupted, and another when it is.
-``"failed"``: it fails without any interruption too."""
+``"failed"``: it does not finish without any interruption either."""
 
 STALLED = 3
 """Sessions in a row without progress after which a chain is given up."""
 
 _TWIN_WINDOWS = 10
 """A script that never finished in the chain is given this many windows for its uninterrupted run."""
+
+_NO_WINDOW_S = 30 * 86400.0
+"""Told to other uninterrupted runs as their window, so that it wins over limits in the script itself."""
 
 
 @dataclass(frozen=True)
@@ -117,13 +121,13 @@ class Rehearsal:
         if stuck and self._uses_perdure:
             return self._result("not finished", stuck, tail=self._log(self._legs[-1]))
         twin = self._run_twin()
-        if twin.end.how == "failed":
-            reason = f"the script fails without any interruption too, with exit code {twin.end.code}"
-            return self._result("failed", reason, tail=self._log(twin))
-        if stuck:
+        if stuck and twin.end.how in ("finished", "window"):
             needs = format_duration(twin.end.seconds)
             more = f"uninterrupted it takes {needs}" if twin.end.how == "finished" else f"nor did it in {needs}"
             return self._result("not finished", f"{stuck}; {more}", tail=self._log(self._legs[-1]))
+        if twin.end.how != "finished":
+            reason = f"the script does not finish without any interruption either: {describe(twin)}"
+            return self._result("failed", reason, tail=self._log(twin))
         return self._judge()
 
     def _run_chain(self) -> str:
@@ -159,7 +163,7 @@ class Rehearsal:
         number = len(self._twins) + 1
         self.tell("the uninterrupted run" + (", once more" if number > 1 else ""))
         finished = self._legs[-1].end.how == "finished"
-        window_s = None if finished or self.plan.window_s is None else _TWIN_WINDOWS * self.plan.window_s
+        window_s = _NO_WINDOW_S if finished else min(_NO_WINDOW_S, _TWIN_WINDOWS * (self.plan.window_s or math.inf))
         output = self._twin_output(number)
         session = self._start(output.name, output, self.plan.work / "nothing", LocalLimits(window_s))
         twin = run_leg(output.name, session, None)

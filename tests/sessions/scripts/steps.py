@@ -2,6 +2,7 @@
 
 Arguments: steps, and faults put in on purpose: ``forgets`` (the resume loses half of the state), ``unseeded``,
 ``hungry`` (a checkpoint is of a megabyte), ``stuck`` (never saves), ``odd-generator`` (one that nothing uses).
+``pauses`` is no fault: the session ends by itself after some steps, whatever the load of the machine.
 """
 
 import json
@@ -21,7 +22,7 @@ from perdure.core.progress import Position
 from perdure.core.settings import Settings
 
 STEPS, FAULTS = int(sys.argv[1]), sys.argv[2:]
-EVERY, STEP_S, SIZE = 5, 0.02, 1_000_000 if "hungry" in FAULTS else 1000
+EVERY, SESSION_STEPS, STEP_S, SIZE = 5, 60, 0.01, 1_000_000 if "hungry" in FAULTS else 1000
 settings = Settings.from_environment()
 store = Store(RunPaths(settings.root / "steps"), "steps", inputs=settings.inputs)
 store.open({})
@@ -57,7 +58,8 @@ def save(finished=False):
 saved = step
 report("running")
 while step < STEPS:
-    if window_s and SystemClock().monotonic() - settings.started_s > window_s - 0.3:
+    tired = "pauses" in FAULTS and window_s < 86400 and step - (resumed_from or 0) == SESSION_STEPS
+    if tired or (window_s and SystemClock().monotonic() - settings.started_s > window_s - 0.3):
         saved = save()
         report("paused")
         sys.exit(75)

@@ -1,6 +1,6 @@
 """A trainer that is not ours: writes ``runs/exp/last.pt`` as torch does (a zip file), in place.
 
-Arguments: ``--steps N``, ``--resume FILE``, ``--torn-from N`` (from that step on each file is cut in half).
+Arguments: ``--steps N``, ``--resume FILE``, ``--pace SECONDS``, ``--torn-from N`` (from that step on each file is cut in half).
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument("--resume")
+parser.add_argument("--pace", type=float, default=0.7)
 parser.add_argument("--torn-from", type=int, default=10**9)
 options = parser.parse_args()
 step = 0
@@ -27,5 +28,5 @@ while step < options.steps:
     if step >= options.torn_from:
         data = (folder / "last.pt").read_bytes()
         (folder / "last.pt").write_bytes(data[: len(data) // 2])
-    time.sleep(0.5)
+    time.sleep(options.pace)
 print("done", flush=True)
