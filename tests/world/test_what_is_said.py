@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
+from cases.worlds import SCENARIOS, drive
 from perdure.data.generators import capture_global
-from world.ways import tracking
+from world.ways import tracking, world_of
 
 
 class Ema:
@@ -174,3 +175,46 @@ def test_a_tensor_that_belongs_to_a_graph_is_said():
     assert (
         "carry['h'][0] belongs to an autograd graph: only its values are saved; keep carry['h'][0].detach()" in note
     )
+
+
+class RunningMean:
+    """As many RL code bases have it: an object with a state, inside of a module."""
+
+    def __init__(self):
+        self.mean, self.count = torch.zeros(2), 0
+
+
+def test_an_object_with_a_state_inside_of_a_module_is_found():
+    model = nn.Sequential(nn.Linear(1, 1), nn.Tanh())
+    model[1].rms = RunningMean()
+    model[1].config = RunningMean()
+    world = tracking(model=model)
+    assert world.first_save_check() == []
+    model[1].rms.count += 1
+    (sentence,) = world.first_save_check()
+    assert sentence.startswith("model.1.rms.count changed since track and is in no state")
+    assert world.first_save_check() == []
+
+
+def test_a_dict_by_parameters_inside_of_an_optimizer_is_found():
+    class Backup(torch.optim.SGD):
+        def step(self, closure=None):
+            self.backup = {p: p.detach().clone() for g in self.param_groups for p in g["params"]}
+            return super().step()
+
+    model = nn.Linear(1, 1)
+    optimizer = Backup(model.parameters(), lr=0.1)
+    world = tracking(model=model, optimizer=optimizer)
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    (sentence,) = world.first_save_check()
+    assert sentence.startswith("optimizer.backup changed since track")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_said_of_trainings_whose_state_is_whole():
+    for name, scenario in SCENARIOS.items():
+        w = scenario["build"]()
+        world = world_of(w)
+        drive(w, stop=2)
+        assert [*world.first_save_check(), *world.notes()] == [], name

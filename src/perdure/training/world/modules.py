@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -102,6 +102,14 @@ class ModulePart:
         size = size_of(changed, limit)
         small = copied(changed) if size <= limit else {}
         return {**flags, "attributes": At(self.path, small)}, size if small else 0
+
+    def left_out(self, tracked: Collection[int]) -> list[str]:
+        """What has changed inside of attributes that cannot be saved, by path."""
+        found = []
+        for name, modules in self.names().modules.items():
+            inside = self._attributes_of(modules[-1]).left_out(tracked)
+            found += [f"{join(self.path, name)}.{attribute}" for attribute in inside]
+        return found
 
     # ---------------------------------------------------------------- restore
 

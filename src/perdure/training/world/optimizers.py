@@ -6,7 +6,7 @@ that was added later comes back from the names of its members.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from perdure.training.carried import At
 from perdure.training.world.attributes import Attributes
 from perdure.training.world.code import is_code, load_own_state, without_code
 from perdure.training.world.modules import plain
-from perdure.training.world.names import ParameterNames
+from perdure.training.world.names import ParameterNames, join
 from perdure.training.world.part import Saved
 from perdure.training.world.refill import Refill, copied
 
@@ -60,7 +60,7 @@ class OptimizerPart:
 
     def _capture_layer(self, path: str, optimizer: Any, names: ParameterNames) -> dict[str, Any]:
         called = self._called(names)
-        where = f"{self.path}.{path}" if path else self.path
+        where = join(self.path, path)
         state: dict[Any, Any] = {}
         shared: dict[Any, Any] = {}
         on_host: dict[str, list[str]] = {}
@@ -125,6 +125,16 @@ class OptimizerPart:
             }
         }, 0
 
+    def left_out(self, tracked: Collection[int]) -> list[str]:
+        """What has changed inside of attributes that cannot be saved, by path."""
+        if _has_own_state(self.value):
+            return []
+        return [
+            f"{join(self.path, path)}.{attribute}"
+            for path, optimizer in layers(self.value)
+            for attribute in self._attributes_of(path, optimizer).left_out(tracked)
+        ]
+
     # ---------------------------------------------------------------- restore
 
     def differences(self, saved: Saved, names: ParameterNames) -> list[str]:
@@ -132,7 +142,7 @@ class OptimizerPart:
         here = {path: type(optimizer).__name__ for path, optimizer in layers(self.value)}
         found = []
         for path, layer in saved["layers"].items():
-            where = f"{self.path}.{path}" if path else self.path
+            where = join(self.path, path)
             if here.get(path) != layer["class"]:
                 found.append(f"{where} is of class {layer['class']} in the checkpoint and {here.get(path)} here")
         found += self._unnamed_differences(saved, names)
@@ -255,7 +265,7 @@ def layers(optimizer: Any) -> Iterator[tuple[str, Any]]:
         seen.add(id(value))
         if not isinstance(value, _WALKED):
             yield path, value
-        rest += [(f"{path}.{name}" if path else name, item) for name, item in _inside(value)]
+        rest += [(join(path, name), item) for name, item in _inside(value)]
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

@@ -95,7 +95,7 @@ class Refill:
             return self.copy(saved, device)
         with torch.no_grad():
             live.copy_(saved)
-        if live.is_leaf and not isinstance(live, torch.nn.Parameter):
+        if live.is_leaf:
             live.requires_grad_(saved.requires_grad)
         return live
 

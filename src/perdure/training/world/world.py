@@ -225,16 +225,28 @@ class World:
                     for path in itertools.islice(parts_of_graphs(part.path, part.value), 3)
                 ]
         found += untracked_schedulers(self.optimizers, [part.value for part in self.parts()])
-        new = [sentence for sentence in dict.fromkeys(found) if sentence not in self._said]
+        return self._new(found)
+
+    def _new(self, sentences: list[str]) -> list[str]:
+        new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self._said]
         self._said.update(new)
         return new
 
     def first_save_check(self) -> list[str]:
-        """What the first save shows to be missing in the state of stateful objects; empty when asked again."""
+        """What the first save shows to be missing in the state; each once."""
         names = self.parameter_names()
         tracked = {id(part.value) for part in self.parts()} | {id(parameter) for _, parameter in names.items()}
         tracked |= {id(module) for root in self.modules.values() for module in root.modules()}
-        return [line for part in self.parts() if isinstance(part, StatefulPart) for line in part.check(tracked)]
+        found: list[str] = []
+        for part in self.parts():
+            if isinstance(part, StatefulPart):
+                found += part.check(tracked)
+            elif isinstance(part, (ModulePart, OptimizerPart)):
+                found += [
+                    f"{path} changed since track and is in no state: make it a buffer, or give it a state and track it"
+                    for path in part.left_out(tracked)
+                ]
+        return self._new(found)
 
     def unhealthy(self) -> list[str]:
         """Names of floating-point parameters that hold NaN or Inf."""
