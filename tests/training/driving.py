@@ -33,7 +33,7 @@ def train(run: perdure.Run, w: dict[str, Any], kill_after: int | None) -> None:
     for epoch in run.epochs(-(-w["calls"] // w["per_epoch"])):
         for batch in run.batches(w["loader"](data, epoch)):
             call(w, batch, Progress(run.step, epoch, run.batch), kill_after)
-            if run.step + 1 == w["calls"]:
+            if run.step + 1 == w["calls"] and w["calls"] % w["per_epoch"]:
                 break
         else:
             if w["end_epoch"]:

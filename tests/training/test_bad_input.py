@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from training.jobs import Job
-from training.test_loops import dataset, shuffled
 
 import perdure
 from perdure.checkpoint.store import Store
@@ -31,7 +29,9 @@ from perdure.core.errors import (
     UnreadableError,
 )
 from perdure.core.paths import RunPaths
+from training.jobs import Job
 from training.processes import in_new_process
+from training.test_loops import dataset, shuffled
 
 
 class Stop(Exception):
@@ -127,6 +127,19 @@ def test_a_loader_that_deals_other_samples(tmp_path):
     with pytest.raises(DataOrderError, match="other samples"):
         train(tmp_path, loader=weighted())
     assert newest_step(tmp_path) == 6
+
+
+@pytest.mark.parametrize("at", [6, 4])
+def test_a_split_that_is_made_anew_in_each_session(tmp_path, at):
+    def split():
+        part, _ = torch.utils.data.random_split(dataset(48), [32, 16])
+        return DataLoader(part, batch_size=8, shuffle=True)
+
+    stopped(tmp_path, at=at, loader=split())
+    with pytest.raises(DataOrderError, match="another part") as caught:
+        train(tmp_path, loader=split())
+    assert "seed=0" in caught.value.hint
+    assert newest_step(tmp_path) == at
 
 
 def test_a_model_whose_shape_changed_lists_each_difference(tmp_path):

@@ -20,7 +20,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
+
 from training.jobs import Job, check_exact
+from training.processes import Died
 
 N, BATCH = 32, 8
 
@@ -80,17 +82,18 @@ class LazyGlobal(Sampler):
 
 
 class Live(Sampler):
-    """Carries its own position and generator; goes on where it was."""
+    """Carries its own position and generator; goes on where it was, to the end of the pass."""
 
     def __init__(self):
         self.g, self.order, self.at = torch.Generator().manual_seed(3), [], 0
 
     def __iter__(self):
-        for _ in range(N):
-            if self.at == len(self.order):
-                self.order, self.at = torch.randperm(N, generator=self.g).tolist(), 0
+        if not self.order:
+            self.order = torch.randperm(N, generator=self.g).tolist()
+        while self.at < N:
             self.at += 1
             yield self.order[self.at - 1]
+        self.order, self.at = [], 0
 
     def __len__(self):
         return N
@@ -111,6 +114,20 @@ class Stream(IterableDataset):
         first, step = (info.id, info.num_workers) if info else (0, 1)
         for i in range(first, N, step):
             yield torch.full((4,), float(i)) + torch.randn(4) * 0.1 + random.random()
+
+
+class Buffered(IterableDataset):
+    """Shuffles in a small buffer with torch's global generator: each batch depends on all draws before."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        held = []
+        for i in range(first, N, step):
+            held.append(torch.full((4,), float(i)))
+            if len(held) == 5:
+                yield held.pop(int(torch.randint(5, ())))
+        yield from held
 
 
 class Wrapped(DataLoader):
@@ -176,6 +193,7 @@ KINDS = {
     "subclass_with_iter": lambda **kw: Wrapped(Augmented(), BATCH, shuffle=True, **kw),
     "drop_last": lambda **kw: DataLoader(Augmented(35), BATCH, shuffle=True, drop_last=True, **kw),
     "stream": lambda **kw: DataLoader(Stream(), BATCH, **kw),
+    "stream_with_buffer": lambda **kw: DataLoader(Buffered(), BATCH, **kw),
     "dataset_with_generator": lambda **kw: DataLoader(OwnGenerator(), BATCH, shuffle=True, **kw),
 }
 MODES = {
@@ -270,3 +288,21 @@ def test_loaders_that_take_turns_keep_their_own_generators(tmp_path):
         return job
 
     check_exact(script, tmp_path, (2, 4, 5, 8, 9, 12))
+
+
+class Restarting(Live):
+    """Its __iter__ begins a whole pass wherever it was: after a resume the pass would be longer."""
+
+    def __iter__(self):
+        for _ in range(N):
+            if self.at % N == 0:
+                self.order = torch.randperm(N, generator=self.g).tolist()
+            self.at += 1
+            yield self.order[(self.at - 1) % N]
+
+
+def test_a_sampler_that_does_not_end_its_pass_after_a_resume_is_refused(tmp_path, capfd):
+    make = lambda: DataLoader(Augmented(), BATCH, sampler=Restarting())
+    with pytest.raises(Died):
+        check_exact(run_over(make), tmp_path, (2,))
+    assert "after a resume the sampler deals more than the 4 batches" in capfd.readouterr().err

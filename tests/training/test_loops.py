@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
 from training.jobs import Job, check_exact
 
 CUTS = (1, 3, 4, 6, 8, 9)

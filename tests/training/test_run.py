@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from training.jobs import Job, seed_all
-from training.processes import in_new_process
-from training.test_bad_input import Stop, stopped, train
-from training.test_loops import dataset, shuffled
 
 import perdure
 from perdure.checkpoint.store import Store
 from perdure.core.events import read_events
 from perdure.core.paths import RunPaths
+from training.jobs import Job, seed_all
+from training.processes import in_new_process
+from training.test_bad_input import Stop, stopped, train
+from training.test_loops import dataset, shuffled
 
 
 def newest(root, name="job"):

@@ -11,15 +11,15 @@ import textwrap
 import time
 
 import pytest
-from training.jobs import Job, seed_all
-from training.processes import in_new_process
-from training.test_loops import shuffled
 
 import perdure
 from perdure.checkpoint.store import Store
 from perdure.core.paths import RunPaths
 from perdure.testing.clock import FakeClock
 from perdure.training.session import current_session
+from training.jobs import Job, seed_all
+from training.processes import in_new_process
+from training.test_loops import shuffled
 
 
 def newest(root, name="job"):
@@ -226,3 +226,58 @@ def test_the_session_clock_is_never_restored_but_training_time_is(tmp_path):
         with perdure.Run("job", root=tmp_path, limits=perdure.Limits(window="100 s")) as run:
             loop(run, epochs=100, at=10 * sessions, do=lambda: clock.forward(99))
         assert newest(tmp_path).training_s == pytest.approx(99 * sessions)
+
+
+def test_ctrl_c_reaches_the_loader_workers_too_and_the_run_still_stops_at_its_boundary(tmp_path):
+    text = textwrap.dedent("""
+        import sys, time
+        sys.path.insert(0, {tests!r})
+        from training.jobs import Job, seed_all
+        from training.test_loops import shuffled
+        import perdure
+        with perdure.Run("job", root={root!r}, save_every="1 h") as run:
+            job, loader = Job(), shuffled(num_workers=2)
+            run.track(**job.tracked())
+            for epoch in run.epochs(1000):
+                for (x,) in run.batches(loader):
+                    job.step(x)
+                    time.sleep(0.05)
+                    if run.step == 5:
+                        print("going", flush=True)
+    """).format(tests=os.path.dirname(os.path.dirname(__file__)), root=str(tmp_path / "runs"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", text],
+        start_new_session=True,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == "going\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert err.count("SIGINT: saving at the next boundary") == 1
+    assert "Traceback" not in err
+    assert newest(tmp_path / "runs").reason == "stop"
+
+
+@pytest.mark.parametrize(("run_type", "skipped"), [("Batch", True), ("Interactive", False)])
+def test_in_a_notebook_that_the_platform_runs_as_a_batch_later_cells_are_skipped(tmp_path, run_type, skipped):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    tests = os.path.dirname(os.path.dirname(__file__))
+    first = f"""
+import os, signal, sys
+os.environ["KAGGLE_KERNEL_RUN_TYPE"] = {run_type!r}
+sys.path.insert(0, {tests!r})
+from training.test_stopping import loop
+import perdure
+with perdure.Run("job", root={str(tmp_path)!r}, accelerator="cpu") as run:
+    loop(run, at=5, do=lambda: os.kill(os.getpid(), signal.SIGTERM))
+"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in (first, "print('submission')")])
+    nbclient.NotebookClient(book, timeout=120).execute()
+    text = book.cells[1].outputs[0]["text"]
+    if skipped:
+        assert text.startswith("perdure: cell skipped: job is paused (SIGTERM was received)")
+    else:
+        assert text == "submission\n"

@@ -17,7 +17,7 @@ import torch.utils.data as tud
 import xxhash
 
 from perdure.data.generators import state_of
-from perdure.data.source import Source, has_state
+from perdure.data.source import Source, check_subset, has_state
 
 _BUILTIN = ("builtins", "collections", "torch", "numpy", "typing", "_io")
 
@@ -62,10 +62,12 @@ class LoaderBook:
         """
         if not source.carried or any(_same(source, used) for used, _, _ in self._used):
             return
-        if not (source.owned or source.dataset_owned or _has_live(source)):
+        if not (source.owned or source.dataset_owned or source.subset or _has_live(source)):
             return
         fingerprint = _fingerprint(source)
         entry = self._claim(fingerprint, call)
+        if entry is not None and (entry["fingerprint"], entry["call"]) == (fingerprint, call):
+            check_subset(source, entry["subset"])
         if entry is not None and not reopened:
             source.restore_owned(entry["owned"])
             source.restore_dataset(entry["dataset"])
@@ -74,11 +76,12 @@ class LoaderBook:
         self._used.append((source, call, fingerprint))
 
     def state(self) -> list[dict[str, Any]]:
-        """Generators of every loader used so far."""
+        """What is to be known of every loader used so far."""
         fresh = [
             {
                 "fingerprint": fingerprint,
                 "call": call,
+                "subset": source.subset,
                 "owned": [state_of(g) for g in source.owned],
                 "dataset": [state_of(g) for g in source.dataset_owned],
                 "live": copy.deepcopy(source.holder.state_dict()) if _has_live(source) else None,

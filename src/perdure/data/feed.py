@@ -15,7 +15,7 @@ from perdure.core.errors import LoaderChangedError
 from perdure.core.say import warn
 from perdure.data.generators import capture_global, restore_global, seed_global, state_of
 from perdure.data.seeds import batch_seed, call_seed
-from perdure.data.source import Source
+from perdure.data.source import Source, check_subset, has_state
 from perdure.data.standin import Deal
 
 State = Mapping[str, Any]
@@ -81,6 +81,7 @@ class Feed:
         return {
             "batch": self.batch,
             "length": self.source.length,
+            "subset": self.source.subset,
             "seed": self._seed,
             "begin": self._begin,
             "sampler": self._sampler_begin,
@@ -136,6 +137,8 @@ class IndexedFeed(Feed):
             crc=state.get("crc", 0),
             pending=state.get("pending", ()),
             lane=state.get("lane"),
+            exhausted=state.get("exhausted", False),
+            length=self.source.length,
             on_start=self._on_sampler_start,
             on_ready=self._made_up if holder is None else lambda: None,
         )
@@ -160,11 +163,17 @@ class IndexedFeed(Feed):
         return batch
 
     def _own_state(self) -> dict[str, Any]:
-        holder = self.source.holder
-        live = copy.deepcopy(holder.state_dict()) if hasattr(holder, "state_dict") else None
-        pending = self._deal.pending if holder is not None else []
-        lane = self._deal.lane if holder is not None else None
-        return {"crc": self._deal.crc, "pending": pending, "live": live, "lane": lane}
+        deal, holder = self._deal, self.source.holder
+        if holder is None:
+            return {"crc": deal.crc}
+        live = copy.deepcopy(holder.state_dict()) if has_state(holder) else None
+        return {
+            "crc": deal.crc,
+            "live": live,
+            "pending": deal.pending,
+            "lane": deal.lane,
+            "exhausted": deal.exhausted,
+        }
 
 
 class ReplayedFeed(Feed):
@@ -266,6 +275,7 @@ def _check_length(source: Source, resume: State) -> None:
             now=now,
             hint="resume with the data set, batch size and drop_last that the run was started with",
         )
+    check_subset(source, resume["subset"])
 
 
 def _shorter(was: int, now: int) -> LoaderChangedError:

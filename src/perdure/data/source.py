@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch.utils.data as tud
 
+from perdure.core.errors import DataOrderError
 from perdure.data.generators import capture_global, owned_by, restore_global, set_state, state_of
 from perdure.data.standin import StandIn
 
@@ -28,7 +31,7 @@ class Source:
     """One loader of the user's.
 
     Attributes:
-        loader: What is iterated: a copy of a DataLoader, with a stand-in for its sampler; other loaders as they are.
+        loader: What is iterated: a copy of a DataLoader, with a stand-in for its sampler; others as they are.
         kind: How it is taken up again.
         length: Batches a pass, None if it has no length.
         stand_in: The copy's sampler; None for other loaders.
@@ -36,6 +39,7 @@ class Source:
         dataset_owned: Generators of its data set.
         holder: The object whose state_dict is the position (``stateful``), or a sampler that has one.
         carried: It was made before the loop, so that its generators carry on from pass to pass.
+        subset: Checksum of the indices where the data set is a part of another (``random_split``), else 0.
     """
 
     loader: Any
@@ -46,6 +50,7 @@ class Source:
     dataset_owned: Sequence[Any] = ()
     holder: Any = None
     carried: bool = False
+    subset: int = 0
 
     @property
     def workers(self) -> int:
@@ -115,6 +120,7 @@ def _dataloader_source(
     known = {id(g) for g in dataset_owned}
     owned = [g for g in owned_by([loader.generator, *chain]) if id(g) not in known]
     source = Source(clone, "indexed", length, stand_in, owned, dataset_owned, holder=live)
+    source.subset = _subset_checksum(loader.dataset)
     if type(loader).__iter__ is not tud.DataLoader.__iter__:
         source.kind = "replayed"  # its batches need not be those of its sampler, one for one
     elif isinstance(loader.dataset, tud.IterableDataset):
@@ -124,6 +130,28 @@ def _dataloader_source(
     elif live is not None:
         source.owned = []  # they are part of the sampler's own state
     return source
+
+
+def _subset_checksum(dataset: Any) -> int:
+    crc = 0
+    while isinstance(dataset, tud.Subset):
+        crc = zlib.crc32(np.asarray(dataset.indices, dtype=np.int64).tobytes(), crc)
+        dataset = dataset.dataset
+    return crc
+
+
+def check_subset(source: Source, saved: int) -> None:
+    """A split that is made anew in each session lets samples wander between training and validation.
+
+    Raises:
+        DataOrderError: The data set is another part than it was when the checkpoint was made.
+    """
+    if source.subset != saved:
+        raise DataOrderError(
+            "the data set is another part than before: its indices differ from those of the earlier session",
+            hint='make the split the same in each session: perdure.Run("name", seed=0) above it, or '
+            "random_split(..., generator=torch.Generator().manual_seed(0))",
+        )
 
 
 def _sampler_chain(sampler: Any) -> list[Any]:

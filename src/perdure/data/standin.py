@@ -56,6 +56,8 @@ class Deal:
         crc: What the checksum of these indices was.
         pending: Indices that were drawn and not consumed, by a sampler that carries its own position.
         lane: Generators of a sampler that draws with each index, as they were.
+        exhausted: That sampler had already come to the end of its pass.
+        length: Batches a pass, None if it has no length.
         counted: Keep account of what is drawn and not consumed; not for data sets without indices.
         on_start: Called when the sampler is about to start.
         on_ready: Called once, when everything that belongs to the past was drawn and nobody has seen
@@ -74,10 +76,13 @@ class Deal:
         crc: int = 0,
         pending: Sequence[Any] = (),
         lane: dict[str, Any] | None = None,
+        exhausted: bool = False,
+        length: int | None = None,
         counted: bool = True,
     ) -> None:
         self.entered = False
         self.lane = lane
+        self.exhausted = exhausted
         self.crc = 0 if skip else crc
         self._seed = seed
         self._stamp = stamp
@@ -87,6 +92,7 @@ class Deal:
         self._skip = start if skip else 0
         self._skip_crc = crc
         self._replay = list(pending)
+        self._length = length
         self._counted = counted
         self._drawn: deque[Any] = deque()
 
@@ -94,12 +100,13 @@ class Deal:
         """What the loader is given, from the first index that is not consumed yet."""
         self.entered = True
         self._on_start()
-        draws = self._draws(iter(sampler), quiet)
+        draws = iter(()) if self.exhausted else self._draws(iter(sampler), quiet)
         self._skip_consumed(draws)
         number = self._start
         for index in chain(self._replay, draws):
             if number == self._start:
                 self._on_ready()
+            self._check_length(number)
             yield self._hand_out(index, number)
             number += 1
         if number == self._start:
@@ -151,8 +158,17 @@ class Deal:
                 self.lane = capture_global(cuda=False)
                 restore_global(outside)
             if index is _END:
+                self.exhausted = True
                 return
             yield index
+
+    def _check_length(self, number: int) -> None:
+        """A sampler with its own position that begins a whole pass anew would make this one longer."""
+        if self._start and not self._skip and self._length is not None and number >= self._length:
+            raise DataOrderError(
+                f"after a resume the sampler deals more than the {self._length} batches of its pass",
+                hint="its __iter__ must go on from the position in its state_dict to the end of that pass only",
+            )
 
     def _new_lane(self) -> dict[str, Any]:
         # from a seed, and not a copy of the present state: that would deal the numbers that training draws

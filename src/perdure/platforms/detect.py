@@ -107,7 +107,8 @@ def _kaggle(env: Mapping[str, str]) -> Place:
         mode="batch" if batch else "interactive",
         root=working / "perdure",
         inputs=(Path("/kaggle/input"),),
-        limits=Limits(window="9 h" if tpu else "12 h", disk=KAGGLE_DISK),
+        limits=Limits(window="9 h" if tpu else "12 h", disk=KAGGLE_DISK, margin="2 min"),
+        output=working,
         survives=survives,
         # anything but 0 marks the version as failed, and its output is then no good as an input
         paused_exit_code=0 if batch else EXIT_PAUSED,

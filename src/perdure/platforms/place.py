@@ -22,6 +22,7 @@ class Place:
         limits: What the platform allows.
         survives: One sentence: what of the output folder outlives the session.
         paused_exit_code: Exit code of a paused run (a Kaggle batch run marks anything but 0 as failed).
+        output: Folder that the disk limit is for; None if it is for the folder of runs.
         gpu_promised: The platform says that there is a GPU; the reason in words, empty if it does not.
     """
 
@@ -32,4 +33,5 @@ class Place:
     limits: Limits = field(default_factory=Limits)
     survives: str = ""
     paused_exit_code: int = EXIT_PAUSED
+    output: Path | None = None
     gpu_promised: str = ""

@@ -92,7 +92,7 @@ class Run:
             keep=keep or Keep(),
             inputs=(*settings.inputs, *place.inputs),
             disk_bytes=limits_here.disk_bytes,
-            disk_folder=folder.parent,
+            disk_folder=_budget_folder(folder, place.output),
             clock=session.clock,
         )
         if not resume:
@@ -355,6 +355,11 @@ def current() -> Run:
     if not _stack:
         raise LoopError("there is no run", hint='begin one: with perdure.Run("name") as run:')
     return _stack[-1]
+
+
+def _budget_folder(folder: Path, output: Path | None) -> Path:
+    """The platform's output folder, if the run is below it: other files count too."""
+    return output if output is not None and folder.is_relative_to(output) else folder.parent
 
 
 def _set_aside(folder: Path) -> None:

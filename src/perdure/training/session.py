@@ -18,6 +18,7 @@ from perdure.core.say import warn
 from perdure.core.settings import Settings
 from perdure.platforms.detect import detect, session_started_s
 from perdure.platforms.place import Place
+from perdure.training.notebook import skip_later_cells
 from perdure.training.stop import StopFlag
 
 
@@ -59,6 +60,8 @@ class Session:
         if run["status"] == "paused" and not self._hooked:
             self._hooked = True
             _leave_with(self.place.paused_exit_code)
+            if self.place.mode == "batch":
+                skip_later_cells(f"{run['name']} is paused ({run['reason']}) and goes on in another session")
         if self.settings.report is None:
             return
         report = {"version": 1, "pid": os.getpid(), "status": self.status, "runs": list(self._records.values())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -22,11 +23,13 @@ class StopFlag:
     def __init__(self) -> None:
         self.reason = ""
         self._earlier: dict[int, Any] = {}
+        self._pid = 0
 
     def install(self) -> None:
         """Take SIGTERM and SIGINT over; only the main thread can."""
         if self._earlier or threading.current_thread() is not threading.main_thread():
             return
+        self._pid = os.getpid()
         for number in _SIGNALS:
             self._earlier[number] = signal.signal(number, self._handle)
 
@@ -40,6 +43,12 @@ class StopFlag:
         self._earlier = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # a forked loader worker: Ctrl-C reaches it too, and its batches are wanted up to the boundary
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
         name = signal.Signals(number).name
         if number == signal.SIGINT and self.reason:
             self.restore()
