@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.checkpoint.compare import compare
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.reader import Checkpoint, open_checkpoint, run_folder_of
 from perdure.checkpoint.search import find_checkpoints
 from perdure.core.errors import ConfigError, MissingExtraError, PlatformError
 from perdure.core.runs import read_json
@@ -178,7 +178,8 @@ class Driver:
 
     def _judge(self, straight: Path, seconds: float) -> Demo:
         """Compare the two ends, and put what the sessions left where it is found easily."""
-        newest, twin = (open_checkpoint(find_checkpoints(each)[0].folder) for each in (self._output, straight))
+        # of all sessions: one that finds the run finished makes no checkpoint of its own
+        newest, twin = map(_newest, (self._folder / "sessions" / "outputs", straight))
         models = _models(self._output)
         pairs = zip(models, _models(straight), strict=True)
         differences = [f"{each.path}: {each.what}" for each in compare(newest, twin)]
@@ -186,7 +187,7 @@ class Driver:
             f"{ours.name}: other bytes" for ours, other in pairs if ours.read_bytes() != other.read_bytes()
         ]
         runs = self._folder / "runs"
-        shutil.copytree(run_below(self._output).folder, runs / RUN)
+        shutil.copytree(run_folder_of(newest.folder), runs / RUN)
         return Demo(
             identical=not differences,
             differences=tuple(differences),
@@ -215,6 +216,11 @@ def _clear(folder: Path) -> None:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     (folder / MARK).touch()
+
+
+def _newest(outputs: Path) -> Checkpoint:
+    """The newest checkpoint below a folder."""
+    return open_checkpoint(find_checkpoints(outputs)[0].folder)
 
 
 def _models(output: Path) -> list[Path]:
