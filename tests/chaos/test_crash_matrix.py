@@ -19,7 +19,19 @@ import pytest
 pytestmark = pytest.mark.slow
 
 TRAIN = Path(__file__).parent / "train.py"
-CALLS = ("write", "pwrite64", "pwritev", "fsync", "fdatasync", "rename", "unlink", "mkdir", "rmdir", "fallocate", "ftruncate")
+CALLS = (
+    "write",
+    "pwrite64",
+    "pwritev",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "fallocate",
+    "ftruncate",
+)
 
 
 def train(out, *before):
@@ -30,7 +42,7 @@ def train(out, *before):
 def test_the_crash_matrix_has_no_hard_fail_no_silent_divergence_and_no_lost_work(tmp_path):
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "ckpt_chaos") if not shutil.which("ckpt-chaos") else ("ckpt-chaos",),
+            str(Path(sys.executable).parent / "ckpt-chaos"),
             *("run", "--work", str(tmp_path / "work"), "--jobs", "1", "--timeout", "120", "--max-points", "40"),
             *("--modes", "before,torn", "--step-regex", r"resumed from step (\d+)"),
             *("--result-file", "{out}/final.pt", "--checkpoint-glob", "{out}/chaos/checkpoints/step-*"),
