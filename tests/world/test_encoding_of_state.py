@@ -64,7 +64,7 @@ def laid_out(draw):
     return tensor
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(laid_out())
 def test_any_layout_comes_back_with_its_values_and_dense_ones_with_their_strides(tensor):
     back = through_bytes({"t": tensor})["t"]
@@ -77,7 +77,7 @@ def test_any_layout_comes_back_with_its_values_and_dense_ones_with_their_strides
         ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30), st.integers(1, 3)), min_size=2, max_size=6))
 def test_views_of_one_memory_write_through_to_one_another_as_before(cuts):
     base = torch.arange(60, dtype=torch.float32)
@@ -242,7 +242,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(PLAIN)
 def test_any_nesting_of_plain_values_comes_back(tree):
     assert repr(through_bytes(tree)) == repr(tree)  # repr: nan is not equal to itself

@@ -152,7 +152,7 @@ MIXED = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcd"), MIXED), st.dictionaries(st.sampled_from("abcd"), MIXED))
 def test_any_container_becomes_what_was_saved_whatever_it_was(old, new):
     want = repr(old)

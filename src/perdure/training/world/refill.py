@@ -151,7 +151,7 @@ class Refill:
             memory = self._memory(storage, device)
             new = saved.detach().new_empty(0, device=device)
             new.set_(memory.untyped_storage(), saved.storage_offset(), saved.shape, saved.stride())
-        if isinstance(saved, torch.nn.Parameter):
+        if type(saved) is torch.nn.Parameter:
             return torch.nn.Parameter(new, requires_grad=saved.requires_grad)
         return new.requires_grad_(saved.requires_grad)
 

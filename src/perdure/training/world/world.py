@@ -243,7 +243,7 @@ class World:
                 found += part.check(tracked)
             elif isinstance(part, (ModulePart, OptimizerPart)):
                 found += [
-                    f"{path} changed since track and is in no state: make it a buffer, or give it a state and track it"
+                    f"{path} changed since track and is in no state: make it a buffer, or give it one and track it"
                     for path in part.left_out(tracked)
                 ]
         return self._new(found)
