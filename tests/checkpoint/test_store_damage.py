@@ -289,11 +289,11 @@ def test_one_that_is_pruned_while_it_is_read_is_gone_and_not_damaged(folder, mon
     newest = folder / "checkpoints" / "step-000000300"
     only = folder / newest_files(folder)[1]
 
-    def prune_then_check(*args):
-        if newest.exists():
+    def prune_then_check(checked, manifest):
+        if checked == newest:
             drop_checkpoint(newest)
             only.unlink()
-        return check_sizes(*args)
+        return check_sizes(checked, manifest)
 
     for look in (open_checkpoint, verify):
         original = shutil.copytree(folder, folder.with_name("original"))
@@ -303,6 +303,12 @@ def test_one_that_is_pruned_while_it_is_read_is_gone_and_not_damaged(folder, mon
         monkeypatch.undo()
         shutil.rmtree(folder)
         original.rename(folder)
+    original = shutil.copytree(folder, folder.with_name("original"))
+    monkeypatch.setattr("perdure.checkpoint.search.check_sizes", prune_then_check)
+    assert [item.manifest.step for item in make_store(folder).list()] == [200]
+    monkeypatch.undo()
+    shutil.rmtree(folder)
+    original.rename(folder)
     monkeypatch.setattr("perdure.checkpoint.reader.check_sizes", prune_then_check)
     store = make_store(folder)
     assert_holds(store.newest(), snapshot(200))

@@ -198,6 +198,16 @@ def test_a_checkpoint_depends_on_at_most_eight_files_and_a_run_holds_few(tmp_pat
     assert_no_debris(tmp_path / "digits")
 
 
+def test_a_state_that_only_grows_does_not_collect_files(tmp_path):
+    store = open_store(tmp_path / "digits")
+    buffers = []
+    for step in range(1, 20):
+        buffers.append(u8(f"layer{step}", data_of("layer", step, 2000)))
+        saved = save(store, buffers, step)
+        assert len(saved.manifest.files) == min(step, 8)
+        assert_holds(store.newest(), Snapshot(Position(step), {}, buffers))
+
+
 def test_so_many_are_kept_that_a_run_folder_stays_below_fifty_files(tmp_path):
     store = open_store(tmp_path / "digits", keep=Keep(last=100))
     for step in range(60):
