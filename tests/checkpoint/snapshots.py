@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
+import shutil
+import subprocess
 from pathlib import Path
 
 from perdure.checkpoint.reader import Checkpoint
@@ -81,3 +84,16 @@ def flip(path: Path, place: int, bits: int = 0x01) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= bits
     path.write_bytes(data)
+
+
+def can_unshare() -> bool:
+    return (
+        shutil.which("unshare") is not None
+        and not subprocess.run(
+            ["unshare", "-Urm" if os.geteuid() else "-m", "true"], capture_output=True
+        ).returncode
+    )
+
+
+def steps(folder: Path, **options) -> list[int]:
+    return [item.manifest.step for item in make_store(folder, **options).list()]
