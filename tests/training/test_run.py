@@ -206,6 +206,13 @@ def test_resume_false_sets_the_earlier_run_aside_and_loses_nothing(tmp_path):
     assert Store(RunPaths(tmp_path / "job.old-1"), "job").newest().manifest.step == 6
 
 
+def test_resume_false_leaves_checkpoints_in_the_inputs_alone_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERDURE_INPUTS", str(tmp_path / "input"))
+    stopped(tmp_path / "input")
+    stopped(tmp_path / "own", at=3, resume=False)
+    assert train(tmp_path / "own").resumed_from == 3
+
+
 def test_a_rerun_notebook_cell_takes_over_from_the_run_it_made_before(tmp_path):
     abandoned = perdure.Run("job", root=tmp_path)
     abandoned.track(**Job().tracked())

@@ -100,6 +100,7 @@ class Run:
         if seed is not None:
             seed_global(_check_seed(seed))
         self._session = session
+        self._resume = resume
         self._accelerator = accelerator
         self._device: torch.device | None = None
         self._opened = False
@@ -129,7 +130,8 @@ class Run:
             board=self._board,
             save_best=keep is not None and keep.best is not None,
         )
-        self._finished_before = bool((found := self._store.peek()) and found.finished)
+        newest = self._store.peek() if resume else None
+        self._finished_before = newest is not None and newest.finished
         if not self._finished_before:
             self._device = choose_device(accelerator, place.gpu_promised)
         _stack.append(self)
@@ -328,9 +330,9 @@ class Run:
         """Lock the folder and read the newest checkpoint; once, when it is first needed."""
         if self._opened:
             return
-        self._store.open(settings={"save_every": str(self._schedule.interval)})
+        self._store.open({"save_every": str(self._schedule.interval)}, fresh=not self._resume)
         try:
-            checkpoint = self._store.newest()
+            checkpoint = self._store.newest() if self._resume else None
             if checkpoint is not None:
                 self._journal.carry_over(checkpoint.folder.parent.parent / self._paths.events.name)
                 self._engine.take_up(checkpoint)
