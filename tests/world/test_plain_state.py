@@ -441,3 +441,42 @@ def test_a_tensor_that_was_on_a_card_comes_to_the_cpu_where_there_is_none():
     live = {"h": None}
     tracking(a=live).restore(unflatten(document, buffers.__getitem__))
     assert live["h"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["the fresh dict is empty", "the fresh dict holds it"])
+def test_a_container_that_holds_a_weight_of_the_model_still_does(known):
+    old, new = nn.Linear(3, 2), nn.Linear(3, 2)
+    best, fresh = {"w": old.weight, "row": old.weight.detach()[1]}, {}
+    if known:
+        fresh |= {"w": new.weight, "row": new.weight.detach()[1]}
+    saved = through_bytes(tracking(model=old, best=best).capture())
+    world = tracking(best=fresh, model=new)
+    for _ in range(2):
+        world.restore(saved)
+        assert torch.equal(new.weight, old.weight)
+        with torch.no_grad():
+            new.weight.fill_(3)
+        assert fresh["w"].tolist() == [[3.0] * 3] * 2
+        assert fresh["row"].tolist() == [3.0] * 3
+        assert type(fresh["w"]) is nn.Parameter
+
+
+def test_state_that_shares_memory_with_its_parameter_still_does():
+    def build():
+        model = nn.Linear(2, 2)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    (old, old_opt), (new, new_opt) = build(), build()
+    old_opt.state[old.weight]["old_p"] = old.weight.data
+    tracking(model=new, opt=new_opt).restore(through_bytes(tracking(model=old, opt=old_opt).capture()))
+    with torch.no_grad():
+        new.weight.fill_(3)
+    assert new_opt.state[new.weight]["old_p"].tolist() == [[3.0, 3.0]] * 2
+
+
+def test_live_views_with_other_strides_than_saved_do_not_overwrite_one_another():
+    base = torch.zeros(6)
+    new = {"a": base[:3], "b": base[::2]}
+    same = torch.arange(3.0)
+    moved({"a": same, "b": same}, new)
+    assert new["a"].tolist() == new["b"].tolist() == [0, 1, 2]

@@ -249,8 +249,7 @@ def _restore_parameter(slot: Slot, saved: torch.Tensor, root: nn.Module, refill:
     if live.is_meta:
         _materialise(slot.owner, live, saved, _home(slot.owner, root), refill)
         return
-    with torch.no_grad():
-        live.copy_(saved)
+    refill.fill(live, saved)
 
 
 def _materialise(

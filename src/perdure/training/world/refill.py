@@ -32,6 +32,7 @@ class Refill:
         self._copies: dict[tuple[int, str], torch.Tensor] = {}
         self._filled: dict[int, tuple[Any, Any]] = {}
         self._claims: dict[tuple[str, int], _Claim] = {}
+        self._bound: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, live: Any, saved: Any, *, device: torch.device | None = None) -> Any:
         """Put ``saved`` into ``live``.
@@ -93,11 +94,19 @@ class Refill:
             device = live.device
         if not self._can_fill(live, saved, device):
             return self.copy(saved, device)
-        with torch.no_grad():
-            live.copy_(saved)
+        self.fill(live, saved)
         if live.is_leaf:
             live.requires_grad_(saved.requires_grad)
         return live
+
+    def fill(self, live: torch.Tensor, saved: torch.Tensor) -> None:
+        """Copy values into a tensor of the same shape; what shared memory with the saved one will do so again."""
+        with torch.no_grad():
+            live.copy_(saved)
+        if saved.layout is torch.strided and saved.numel() and live.stride() == saved.stride():
+            storage = saved.untyped_storage().data_ptr()
+            if storage not in self._bound or self._bound[storage][1].nbytes < saved.nbytes:
+                self._bound[storage] = (live, saved)
 
     def _can_fill(self, live: torch.Tensor, saved: torch.Tensor, device: torch.device | None) -> bool:
         return (
@@ -108,7 +117,7 @@ class Refill:
             and live.grad_fn is None
             and not live.is_inference()
             and not any(step == 0 and size > 1 for step, size in zip(live.stride(), live.shape, strict=True))
-            and self._claim(live, live.untyped_storage().data_ptr(), saved.data_ptr())
+            and self._claim(live, live.untyped_storage().data_ptr(), saved)
         )
 
     def _array(self, live: Any, saved: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -117,7 +126,7 @@ class Refill:
             and live.shape == saved.shape
             and live.dtype == saved.dtype
             and live.flags.writeable
-            and self._claim(live, _address(_root(live)), _address(saved))
+            and self._claim(live, _address(_root(live)), saved)
         )
         if not fits:
             return self._copy_array(saved)
@@ -125,12 +134,13 @@ class Refill:
         array[...] = saved
         return array
 
-    def _claim(self, live: Any, root: int, source: int) -> bool:
+    def _claim(self, live: Any, root: int, saved: Any) -> bool:
         """Whether this memory may be filled: not if other values went there before, through another view of it."""
         if live.nbytes == 0:
             return True
-        extent = extent_of(live, "", {})
-        claim = _Claim(extent.low, extent.high, source - extent.low)
+        extent, source = extent_of(live, "", {}), extent_of(saved, "", {})
+        shift = source.low - extent.low if source.strides == extent.strides else None
+        claim = _Claim(extent.low, extent.high, shift)
         before = self._claims.setdefault((extent.device, root), claim)
         return before is claim or before.admits(claim)
 
@@ -147,13 +157,23 @@ class Refill:
         elif saved.numel() == 0:
             new = torch.empty_strided(saved.shape, saved.stride(), dtype=saved.dtype, device=device)
         else:
-            storage = saved.untyped_storage()
-            memory = self._memory(storage, device)
-            new = saved.detach().new_empty(0, device=device)
-            new.set_(memory.untyped_storage(), saved.storage_offset(), saved.shape, saved.stride())
+            new = self._copy_tied(saved, device)
         if type(saved) is torch.nn.Parameter:
             return torch.nn.Parameter(new, requires_grad=saved.requires_grad)
         return new.requires_grad_(saved.requires_grad)
+
+    def _copy_tied(self, saved: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A view of live memory if its saved memory went there, else a view of the copy of that memory."""
+        storage = saved.untyped_storage()
+        live, origin = self._bound.get(storage.data_ptr(), (None, None))
+        new = saved.detach().new_empty(0, device=device)
+        if live is not None and origin is not None and live.device == device and _covers(origin, saved):
+            offset = live.data_ptr() - live.untyped_storage().data_ptr() + saved.data_ptr() - origin.data_ptr()
+            if offset % saved.element_size() == 0:
+                place = offset // saved.element_size()
+                return new.set_(live.untyped_storage(), place, saved.shape, saved.stride())
+        memory = self._memory(storage, device)
+        return new.set_(memory.untyped_storage(), saved.storage_offset(), saved.shape, saved.stride())
 
     def _copy_array(self, saved: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         root = _root(saved)
@@ -174,7 +194,10 @@ class Refill:
 
 @dataclass
 class _Claim:
-    """Live memory that was filled: from ``low`` to ``high``, from memory that lies ``shift`` bytes further on."""
+    """Live memory that was filled: from ``low`` to ``high``, from memory that lies ``shift`` bytes further on.
+
+    ``shift`` is None where it came from several places.
+    """
 
     low: int
     high: int
@@ -183,7 +206,7 @@ class _Claim:
     def admits(self, other: _Claim) -> bool:
         """Whether ``other`` writes what is there already, or lies apart; it is then part of this claim."""
         apart = other.low >= self.high or other.high <= self.low
-        if other.shift != self.shift:
+        if other.shift is None or other.shift != self.shift:
             if not apart:
                 return False
             self.shift = None
@@ -235,6 +258,13 @@ def size_of(value: Any, limit: int) -> int:
         else:
             total += 5000 if isinstance(item, GENERATOR_TYPES) else 8
     return total
+
+
+def _covers(origin: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether every byte of ``saved`` is one of ``origin``."""
+    outer, inner = extent_of(origin, "", {}), extent_of(saved, "", {})
+    is_dense = outer.high - outer.low == origin.nbytes
+    return is_dense and outer.low <= inner.low and inner.high <= outer.high
 
 
 def _fits(live: Any, saved: Any) -> bool:
