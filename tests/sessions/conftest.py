@@ -3,11 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "scripts"
 _MAIN = "import sys; from perdure.cli.main import main; sys.exit(main())"
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import SCRIPTS
 from perdure.core.errors import CorruptError, RunLockedError
 from perdure.relay.carry import Carrier, Carry, numbers
 from perdure.relay.evidence import problem_of
 
+SCRIPTS = Path(__file__).parent / "scripts"
 CARRY = Carry("runs/**/*.pt", "--resume {path}")
 TRAIN = ("run", "--root", "root", "--carry", "runs/**/last.pt", "--resume-with", "--resume {path}")
 

@@ -10,10 +10,10 @@ from random import Random
 import psutil
 import pytest
 
-from conftest import SCRIPTS
 from perdure.relay.leg import Killer
 from perdure.relay.rehearsal import Plan, Rehearsal
 
+SCRIPTS = Path(__file__).parent / "scripts"
 RESUMES = """
 import time
 import torch
