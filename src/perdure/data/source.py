@@ -62,6 +62,14 @@ class Source:
         """Whether the workers live on from pass to pass."""
         return bool(getattr(self.loader, "persistent_workers", False)) and self.workers > 0
 
+    def close(self) -> None:
+        """End workers that live on from pass to pass.
+
+        Left to the garbage collector they miss their end message, and each costs torch's join time-out of 5 s.
+        """
+        if self.stand_in is not None:
+            self.loader.__dict__["_iterator"] = None
+
     def capture(self) -> dict[str, Any]:
         """State of the global generators and of those of the loader and its samplers."""
         return {"global": capture_global(), "owned": [state_of(g) for g in self.owned]}

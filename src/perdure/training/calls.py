@@ -76,7 +76,10 @@ class Calls:
 
     def _forget_dead(self) -> None:
         """Sources of loaders that are gone hold a copy of them, with its workers."""
-        self._sources = {key: entry for key, entry in self._sources.items() if entry[0]() is not None}
+        for key, (loader, source) in list(self._sources.items()):
+            if loader() is None:
+                source.close()
+                del self._sources[key]
 
     def new_epoch(self, skip: int = 0, reopen: Mapping[int, State] | None = None) -> None:
         """An epoch begins.
@@ -135,11 +138,16 @@ class Calls:
         streams = [stream.state() if stream is not None else None for stream in self.streams()]
         return {"calls": calls, "streams": streams}
 
-    def close_streams(self) -> None:
-        """Drop the streams' iterators."""
+    def close_all(self) -> None:
+        """The run leaves: end every pass, and every loader's workers."""
+        for call in self.opened():
+            if call.feed is not None:
+                call.feed.close()
         for stream in self.streams():
             if stream is not None:
                 stream.close()
+        for _, source in self._sources.values():
+            source.close()
 
     def check_all_reopened(self, call: int, epoch: int) -> None:
         """The epoch of the checkpoint is over, and its open call was never made.

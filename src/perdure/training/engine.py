@@ -324,10 +324,7 @@ class Engine:
 
     def _leave(self, status: str, reason: str) -> None:
         self.looping = False
-        for call in self.state.calls.opened():
-            if call.feed is not None:
-                call.feed.close()
-        self.state.calls.close_streams()
+        self.state.calls.close_all()
         self._journal.event(status, step=self.step, session=self._saver.session_number, reason=reason)
         self._journal.flush()
         self.tell_status(status, reason)
