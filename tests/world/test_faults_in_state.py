@@ -14,7 +14,7 @@ from world import (
     test_module_state,
     test_optimizer_state,
     test_plain_state,
-    test_scenarios,
+    test_scenario_state,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -31,8 +31,8 @@ def turns_red(test, *arguments):
 
 def scenario(name, cut):
     """Whether a scenario's test fails."""
-    test_scenarios.straight(name)
-    return turns_red(test_scenarios.test_a_scenario_restored_in_a_fresh_world_goes_on_bit_for_bit, name, cut)
+    test_scenario_state.straight(name)
+    return turns_red(test_scenario_state.test_a_scenario_restored_in_a_fresh_world_goes_on_bit_for_bit, name, cut)
 
 
 def test_the_tests_of_gradients_can_fail(monkeypatch):
