@@ -264,13 +264,18 @@ def _unnamed_note(part: OptimizerPart, names: ParameterNames) -> Iterator[str]:
 
 
 def _restore_gradients(pairs: list[tuple[Part, Any]], refill: Refill) -> None:
-    """Give every parameter its saved gradient, in place where there is one; those that had none get None."""
+    """Give every parameter its saved gradient, in place where there is one; those that had none get None.
+
+    A gradient that does not fit its parameter belongs to a difference that was found before.
+    """
     wanted: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
     for part, saved in pairs:
         for parameter, gradient in part.gradients(saved):
             if gradient is not None or id(parameter) not in wanted:
                 wanted[id(parameter)] = (parameter, gradient)
     for parameter, gradient in wanted.values():
+        if gradient is not None and gradient.shape != parameter.shape:
+            continue
         parameter.grad = None if gradient is None else refill(parameter.grad, gradient, device=parameter.device)
 
 
