@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 import zlib
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,6 +14,8 @@ from torch import nn
 
 import perdure
 import perdure.training.run
+from perdure.checkpoint.store import Store
+from perdure.core.paths import RunPaths
 from training.processes import in_new_process, kill_me
 
 torch.set_num_threads(1)
@@ -57,8 +61,8 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def session(script, root: str, seed: int, kill_after: int | None, save_every="1 steps") -> tuple:
-    """One session of a script: ``script(run)`` trains a Job and returns it.
+def session(script, root: Path, seed: int, kill_after: int | None = None, save_every="1 step") -> tuple:
+    """One session of a script: ``script(run)`` trains a Job and returns it. Every checkpoint is kept.
 
     Killed in the body of the step behind ``kill_after``, so that a resume begins at that boundary.
     """
@@ -71,17 +75,29 @@ def session(script, root: str, seed: int, kill_after: int | None, save_every="1 
             kill_me()
 
     Job.see = see  # in this process only
-    with perdure.Run("job", root=root, save_every=save_every) as run:
+    with perdure.Run("job", root=root, save_every=save_every, keep=perdure.Keep(last=40)) as run:
         job = script(run)
     assert run.finished
     return job.result()
 
 
-def check_exact(script, tmp_path, cuts, save_every="1 steps") -> None:
-    """Killed after each of the cuts and resumed in a new process under another seed: ends as never killed."""
-    want = in_new_process(session, script, str(tmp_path / "straight"), 0, None, save_every)
+def check_exact(script, tmp_path: Path, cuts) -> None:
+    """Resumed in a new process under another seed from the checkpoint of each cut, it ends as the straight run."""
+    straight = tmp_path / "straight"
+    want = in_new_process(session, script, straight, 0)
     for cut in cuts:
-        root = str(tmp_path / f"cut-{cut}")
+        root = tmp_path / f"cut-{cut}"
+        shutil.copytree(straight, root)
+        for found in Store(RunPaths(root / "job"), "job").list():
+            if found.manifest.step > cut or found.manifest.finished:
+                shutil.rmtree(found.folder)
+        assert in_new_process(session, script, root, 77 + cut) == want, f"resumed at step {cut}"
+
+
+def check_killed(script, tmp_path: Path, cuts, save_every="1 step") -> None:
+    """The same with a real SIGKILL in the step behind each cut."""
+    want = in_new_process(session, script, tmp_path / "straight", 0)
+    for cut in cuts:
+        root = tmp_path / f"cut-{cut}"
         in_new_process(session, script, root, 0, cut, save_every, expect_kill=True)
-        got = in_new_process(session, script, root, 77 + cut, None, save_every)
-        assert got == want, f"killed after step {cut}"
+        assert in_new_process(session, script, root, 77 + cut) == want, f"killed after step {cut}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -23,6 +24,7 @@ def in_new_process(work, *args: Any, expect_kill: bool = False) -> Any:
     pid = os.fork()
     if pid == 0:
         os.setsid()
+        gc.freeze()  # what was there before the fork is nobody's garbage here, and is not to be copied
         os.close(read_end)
         code = 1
         try:

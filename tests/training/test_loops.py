@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from training.jobs import Job, check_exact
+from training.jobs import Job, check_exact, check_killed
 
-CUTS = (1, 3, 4, 6, 8, 9)
+CUTS = (2, 4, 5, 8)
 
 
 def dataset(n=32, width=4, salt=0):
@@ -32,7 +32,7 @@ def test_the_plain_loop_over_epochs_and_batches(tmp_path):
                 job.step(x)
         return job
 
-    check_exact(script, tmp_path, CUTS)
+    check_killed(script, tmp_path, CUTS)
 
 
 def test_saving_only_at_the_end_of_an_epoch_loses_at_most_that_epoch(tmp_path):
@@ -44,7 +44,7 @@ def test_saving_only_at_the_end_of_an_epoch_loses_at_most_that_epoch(tmp_path):
                 job.step(x)
         return job
 
-    check_exact(script, tmp_path, (5, 7, 8, 11), save_every="1 epoch")
+    check_killed(script, tmp_path, (5, 7, 8, 11), save_every="1 epoch")
 
 
 def test_code_at_the_head_of_the_epoch_that_draws(tmp_path):
@@ -137,7 +137,7 @@ def test_two_passes_in_one_epoch(tmp_path):
                 job.step(x)
         return job
 
-    check_exact(script, tmp_path, (1, 4, 5, 6, 9, 10, 11, 15))
+    check_exact(script, tmp_path, (1, 4, 6, 9, 10, 13))
 
 
 def test_a_nested_pass_runs_whole_and_counts_no_step(tmp_path):

@@ -332,3 +332,29 @@ def test_a_list_of_batches_is_indexed_and_not_replayed(tmp_path):
     batches = [(x[0].unsqueeze(0),) for x in dataset(8)]
     stopped(tmp_path, at=5, loader=batches)
     assert train(tmp_path, loader=batches).step == 24
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_a_validation_loader_with_persistent_workers_is_warned_of_or_exact(tmp_path, capfd, own_generator):
+    from training.jobs import check_exact
+
+    def script(run):
+        job, loader = Job(), shuffled()
+        generator = torch.Generator().manual_seed(0) if own_generator else None
+        validation = DataLoader(
+            dataset(16, salt=4), batch_size=8, num_workers=1, persistent_workers=True, generator=generator
+        )
+        run.track(**job.tracked())
+        for _ in run.epochs(3):
+            for (x,) in run.batches(loader):
+                job.step(x)
+            job.book["score"] = sum(float(job.model(x).detach().sum()) for (x,) in validation)
+        return job
+
+    if own_generator:
+        check_exact(script, tmp_path, (5, 8))
+    else:
+        with perdure.Run("job", root=tmp_path) as run:
+            script(run)
+    warned = capfd.readouterr().err.count("iterated outside of the run")
+    assert warned == (0 if own_generator else 1)

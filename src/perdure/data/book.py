@@ -43,6 +43,21 @@ class LoaderBook:
                 except TypeError:  # cannot be referred to weakly
                     continue
 
+    def iterated_outside(self) -> bool:
+        """Whether a loader with persistent workers was iterated by itself, and not through the run.
+
+        Its first pass in each process draws one number from torch's generator, later ones draw none. So a resumed
+        run draws one more, and nothing can be done about it from here.
+        """
+        loaders = (ref() for ref in self._existing.values())
+        return any(
+            isinstance(loader, tud.DataLoader)
+            and loader.persistent_workers
+            and loader.generator is None
+            and getattr(loader, "_iterator", None) is not None
+            for loader in loaders
+        )
+
     def knows(self, loader: Any) -> bool:
         """Whether a loader was made before the loop."""
         known = self._existing.get(id(loader))

@@ -76,6 +76,7 @@ class Engine:
         self._board = board
         self._save_best = save_best
         self._checked = False
+        self._strays = False
 
     # ---------------------------------------------------------------- beginning
 
@@ -180,6 +181,7 @@ class Engine:
     def leave_epoch(self) -> None:
         """The body of an epoch has run to its end."""
         self.close_calls()
+        self._look_for_strays()
         if self.state.resume is not None and self.state.resume.armed:
             self.state.calls.check_all_reopened(self.state.resume.position.call, self.epoch)
         self.epoch += 1
@@ -188,6 +190,15 @@ class Engine:
         self._schedule.epoch_ended()
         if self.plan is not None and self.epoch < self.plan.count:
             self.boundary("step", epoch_ended=True)
+
+    def _look_for_strays(self) -> None:
+        if not self._strays and self.state.book.iterated_outside():
+            self._strays = True
+            warn(
+                "a DataLoader with persistent_workers=True is iterated outside of the run: its first pass in each "
+                "session draws one number from torch's generator, so a resumed run will not be exact; give it "
+                "persistent_workers=False, or generator=torch.Generator().manual_seed(0)"
+            )
 
     # ---------------------------------------------------------------- calls
 
