@@ -17,7 +17,7 @@ import torch.utils.data as tud
 import xxhash
 
 from perdure.data.generators import state_of
-from perdure.data.source import Source, check_subset, has_state
+from perdure.data.source import Source, check_subset, has_state, make_source
 
 _BUILTIN = ("builtins", "collections", "torch", "numpy", "typing", "_io")
 
@@ -27,11 +27,12 @@ class LoaderBook:
 
     def __init__(self) -> None:
         self._existing: dict[int, weakref.ref[Any]] = {}
+        self._fingerprints: set[str] = set()
         self._used: list[tuple[Source, int, str]] = []
         self._saved: list[Mapping[str, Any]] = []
 
     def begin(self) -> None:
-        """The loop begins: note which loaders there are."""
+        """The loop begins: note which loaders there are, and how their generators begin."""
         kinds: dict[type, bool] = {}
         for value in gc.get_objects():
             kind = type(value)  # and never isinstance: that would ask strange objects for their __class__
@@ -42,6 +43,9 @@ class LoaderBook:
                     self._existing[id(value)] = weakref.ref(value)
                 except TypeError:  # cannot be referred to weakly
                     continue
+                if issubclass(kind, tud.DataLoader):
+                    source = make_source(value, is_tracked=lambda _: False)
+                    self._fingerprints.add(_fingerprint(source))
 
     def iterated_outside(self) -> bool:
         """Whether a loader with persistent workers was iterated by itself, and not through the run.
@@ -106,9 +110,14 @@ class LoaderBook:
         return fresh + [dict(entry) for entry in self._saved]
 
     def _claim(self, fingerprint: str, call: int) -> Mapping[str, Any] | None:
-        """The saved entry of a loader: the one whose generators began alike, else the one in the same place."""
+        """The saved entry of a loader.
+
+        That is the one whose generators began alike. Where they are seeded otherwise in each session, no loader
+        here begins like the saved one: then it is the one in the same place of the loop.
+        """
         same = [e for e in self._saved if e["fingerprint"] == fingerprint]
-        near = [e for e in same if e["call"] == call] or same or [e for e in self._saved if e["call"] == call]
+        orphans = [e for e in self._saved if e["fingerprint"] not in self._fingerprints and e["call"] == call]
+        near = [e for e in same if e["call"] == call] or same or orphans
         if not near:
             return None
         self._saved = [e for e in self._saved if e is not near[0]]
