@@ -35,7 +35,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 demo: $(READY)
 	@$(BIN)/perdure demo

@@ -15,6 +15,8 @@ from perdure.cli.main import main
 from perdure.demo import driver
 from perdure.demo.driver import Demo, DemoSession
 
+pytestmark = pytest.mark.xdist_group("demo")  # one worker, one demo
+
 PERDURE = [sys.executable, "-c", "import sys; from perdure.cli.main import main; sys.exit(main())"]
 
 
