@@ -358,3 +358,17 @@ def test_a_validation_loader_with_persistent_workers_is_warned_of_or_exact(tmp_p
             script(run)
     warned = capfd.readouterr().err.count("iterated outside of the run")
     assert warned == (0 if own_generator else 1)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_iterator_that_the_run_does_not_know_is_warned_of(tmp_path, capfd, plain):
+    with perdure.Run("job", root=tmp_path) as run:
+        job, loader, other = Job(), shuffled(), DataLoader(dataset(64, salt=4), batch_size=4)
+        run.track(**job.tracked())
+        stream = iter(other) if plain else run.cycle(other)
+        for _ in run.epochs(3):
+            for (x,) in run.batches(loader):
+                job.step(x + next(stream)[0].repeat(2, 1))
+            for (_,) in other:
+                pass
+    assert capfd.readouterr().err.count("run.cycle(loader)") == (1 if plain else 0)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.utils.data as tud
 import xxhash
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perdure.data.generators import state_of
 from perdure.data.source import Source, check_subset, has_state, make_source
@@ -122,6 +123,19 @@ class LoaderBook:
             return None
         self._saved = [e for e in self._saved if e is not near[0]]
         return near[0]
+
+
+def iterators_outside(own: Sequence[object]) -> bool:
+    """Whether a DataLoader's iterator is alive that is not one of the run's: between two steps it is in the middle
+    of a pass, and nobody saves where.
+
+    Args:
+        own: The iterators of the run's passes.
+    """
+    alive = [value for value in gc.get_objects() if issubclass(type(value), _BaseDataLoaderIter)]
+    kept = {id(value) for value in own}  # persistent workers keep the iterator of a pass that is over
+    kept |= {id(getattr(v, "_iterator", None)) for v in gc.get_objects() if issubclass(type(v), tud.DataLoader)}
+    return any(id(value) not in kept for value in alive)
 
 
 def _makes_loaders(kind: type) -> bool:

@@ -70,6 +70,11 @@ class Feed:
         """Every batch was dealt; False where the loader has no length."""
         return self.source.length is not None and self.batch >= self.source.length
 
+    @property
+    def iterator(self) -> object:
+        """The loader's iterator, None before the first batch."""
+        return self._iterator
+
     def close(self) -> None:
         """Drop the loader's iterator, so that its workers get their end message at once."""
         self._iterator = None

@@ -30,6 +30,7 @@ class OpenStream(Protocol):
     """A ``cycle()`` stream."""
 
     passes: int
+    feed: Feed | None
 
     def state(self) -> Mapping[str, Any] | None:
         """Where it stands."""
@@ -137,6 +138,12 @@ class Calls:
                 calls[call.number] = state
         streams = [stream.state() if stream is not None else None for stream in self.streams()]
         return {"calls": calls, "streams": streams}
+
+    def iterators(self) -> list[object]:
+        """Iterators of the loaders of all open passes."""
+        feeds = [call.feed for call in self.opened()]
+        feeds += [stream.feed for stream in self.streams() if stream is not None]
+        return [feed.iterator for feed in feeds if feed is not None]
 
     def close_all(self) -> None:
         """The run leaves: end every pass, and every loader's workers."""

@@ -17,6 +17,7 @@ from perdure.checkpoint.reader import Checkpoint
 from perdure.core.errors import LoopError, PlanChangedError, SessionPaused
 from perdure.core.progress import Position
 from perdure.core.say import say, warn
+from perdure.data.book import iterators_outside
 from perdure.data.feed import State
 from perdure.training.calls import OpenCall, OpenStream
 from perdure.training.journal import Journal
@@ -297,6 +298,12 @@ class Engine:
             self._checked = True
             for sentence in self._saver.check(self._plan_values()):
                 warn(sentence)
+            if iterators_outside(self.state.calls.iterators()):
+                warn(
+                    "a DataLoader's iterator is alive between two steps that the run does not know: where it stands "
+                    "is in no checkpoint, so a resumed run will not be exact; make it stream = run.cycle(loader) "
+                    "above the loop, and next(stream)"
+                )
         self._stop_if_due(upcoming)
         if self.asked or self._schedule.due(self.step):
             self._save("asked" if self.asked else "interval")

@@ -180,6 +180,7 @@ class Stream:
 
     Attributes:
         passes: Passes that are done.
+        feed: The present pass; None before its first batch.
     """
 
     def __init__(self, engine: Engine, loader: Any) -> None:
@@ -193,32 +194,32 @@ class Stream:
         self._number, saved = engine.add_stream(self)
         self.passes = int(saved["passes"]) if saved else 0
         self._resume: State | None = saved["feed"] if saved else None
-        self._feed: Feed | None = None
+        self.feed: Feed | None = None
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Any:
-        if self._feed is None:
-            self._feed = self._open(self._resume)
+        if self.feed is None:
+            self.feed = self._open(self._resume)
         try:
-            return next(self._feed)
+            return next(self.feed)
         except StopIteration:
-            if self._feed.batch == 0:
+            if self.feed.batch == 0:
                 raise LoopError("the loader of run.cycle() gives no batch", hint="check its data set") from None
-        self._feed.close()
+        self.feed.close()
         self.passes += 1
-        self._feed = self._open(None)
-        return next(self._feed)
+        self.feed = self._open(None)
+        return next(self.feed)
 
     def state(self) -> Mapping[str, Any] | None:
         """Where it stands."""
-        return {"passes": self.passes, "feed": self._feed.state() if self._feed else self._resume}
+        return {"passes": self.passes, "feed": self.feed.state() if self.feed else self._resume}
 
     def close(self) -> None:
         """Drop the loader's iterator."""
-        if self._feed is not None:
-            self._feed.close()
+        if self.feed is not None:
+            self.feed.close()
 
     def _open(self, resume: State | None) -> Feed:
         identity = ("stream", self._number, self.passes)
