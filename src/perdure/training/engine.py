@@ -300,7 +300,7 @@ class Engine:
                 warn(sentence)
             if iterators_outside(self.state.calls.iterators()):
                 warn(
-                    "a DataLoader's iterator is alive between two steps that the run does not know: where it stands "
+                    "a DataLoader's iterator is alive between two steps that the run does not know: where it is "
                     "is in no checkpoint, so a resumed run will not be exact; make it stream = run.cycle(loader) "
                     "above the loop, and next(stream)"
                 )
