@@ -19,13 +19,23 @@ from perdure.core.intervals import (
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90 s", 90), ("5 min", 300), ("5min", 300), ("1.5 h", 5400), ("250 ms", 0.25), ("1 day", 86400), ("2 Hours", 7200)],
+    [
+        ("90 s", 90),
+        ("5 min", 300),
+        ("5min", 300),
+        ("1.5 h", 5400),
+        ("250 ms", 0.25),
+        ("1 day", 86400),
+        ("2 Hours", 7200),
+    ],
 )
 def test_durations_as_people_write_them(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("bad", ["", "5", "min", "-5 min", "0 s", "5 parsecs", "nan s", "1e999 s", None, True, float("inf"), -3])
+@pytest.mark.parametrize(
+    "bad", ["", "5", "min", "-5 min", "0 s", "5 parsecs", "nan s", "1e999 s", None, True, float("inf"), -3]
+)
 def test_nonsense_is_no_duration_and_the_error_says_what_is_one(bad):
     with pytest.raises(ConfigError, match="window") as caught:
         parse_duration(bad, what="window")
@@ -47,7 +57,9 @@ def test_the_interval_types_of_save_every(value, interval):
     assert parse_interval(value) == interval
 
 
-@pytest.mark.parametrize("bad", [5, 0.5, "5", "0 steps", "1.5 epochs", "-1 epoch", "often", "", None, timedelta(0), "0 min", True])
+@pytest.mark.parametrize(
+    "bad", [5, 0.5, "5", "0 steps", "1.5 epochs", "-1 epoch", "often", "", None, timedelta(0), "0 min", True]
+)
 def test_nonsense_for_save_every_is_refused_with_what_would_do(bad):
     with pytest.raises(ConfigError, match="save_every"):
         parse_interval(bad)
@@ -58,7 +70,9 @@ def test_a_bare_number_is_refused_since_it_does_not_say_of_what():
         parse_interval(5)
 
 
-@pytest.mark.parametrize(("text", "count"), [("200MB", 200e6), ("20 GB", 20e9), ("1GiB", 2**30), ("5 kb", 5000), (17, 17)])
+@pytest.mark.parametrize(
+    ("text", "count"), [("200MB", 200e6), ("20 GB", 20e9), ("1GiB", 2**30), ("5 kb", 5000), (17, 17)]
+)
 def test_sizes_as_people_write_them(text, count):
     assert parse_bytes(text) == count
 

@@ -100,7 +100,13 @@ def test_a_name_that_cannot_be_a_folder_is_refused_and_another_proposed(bad):
 
 
 def test_a_later_boundary_is_greater():
-    boundaries = [Position(8, 1, 0, 4), Position(8, 1, 1, 0), Position(8, 2), Position(9, 2, 0, 1), Position(9, 3, finished=True)]
+    boundaries = [
+        Position(8, 1, 0, 4),
+        Position(8, 1, 1, 0),
+        Position(8, 2),
+        Position(9, 2, 0, 1),
+        Position(9, 3, finished=True),
+    ]
     assert sorted(boundaries, key=lambda p: p.order) == boundaries
 
 
@@ -112,7 +118,11 @@ def test_nonsense_in_the_environment_is_named():
 
 
 def test_every_error_is_a_perdure_error_and_the_built_in_that_fits():
-    tree = {name: cls for name, cls in vars(errors).items() if isinstance(cls, type) and issubclass(cls, errors.PerdureError)}
+    tree = {
+        name: cls
+        for name, cls in vars(errors).items()
+        if isinstance(cls, type) and issubclass(cls, errors.PerdureError)
+    }
     builtin = {"CannotCarryError": TypeError, "StateMismatchError": ValueError, "NoCheckpointError": FileNotFoundError,
                "UnreadableError": OSError, "DiskFullError": OSError, "RunLockedError": RuntimeError, "ConfigError": ValueError,
                "MissingExtraError": ImportError, "PlatformError": RuntimeError, "DataOrderError": RuntimeError}  # fmt: skip
