@@ -18,6 +18,7 @@ pytest.importorskip("sklearn")
 import torch
 import torch._dynamo
 
+import perdure.training.run  # noqa: F401  before the forks, so that none pays for it
 from perdure.demo import digits
 
 pytestmark = pytest.mark.slow

@@ -115,6 +115,13 @@ def test_a_loader_whose_length_changed(tmp_path):
     assert newest_step(tmp_path) == 6
 
 
+def test_a_loader_of_another_kind_of_the_same_length(tmp_path):
+    stopped(tmp_path)
+    with pytest.raises(DataOrderError, match="another kind"):
+        train(tmp_path, loader=[(x[0].repeat(8, 1),) for x in dataset(4)])
+    assert newest_step(tmp_path) == 6
+
+
 def test_a_loader_that_deals_other_samples(tmp_path):
     weights = torch.ones(32)
 
@@ -319,7 +326,7 @@ def test_export_before_the_end_and_without_a_model(tmp_path):
 
 def test_nonsense_in_the_environment_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PERDURE_WINDOW", "soon")
-    with pytest.raises(ConfigError, match=r"limits\.window"):
+    with pytest.raises(ConfigError, match="PERDURE_WINDOW"):
         perdure.Run("job", root=tmp_path)
 
 

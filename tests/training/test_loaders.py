@@ -130,6 +130,16 @@ class Buffered(IterableDataset):
         yield from held
 
 
+class Mixing:
+    """A collate_fn with generators of its own."""
+
+    def __init__(self):
+        self.rng, self.g = np.random.default_rng(8), torch.Generator().manual_seed(9)
+
+    def __call__(self, samples):
+        return torch.stack(samples) + float(self.rng.random()) + torch.randn(4, generator=self.g)
+
+
 class Wrapped(DataLoader):
     """A loader that changes what comes out of it."""
 
@@ -196,6 +206,10 @@ KINDS = {
     "stream_with_buffer": lambda **kw: DataLoader(Buffered(), BATCH, **kw),
     "dataset_with_generator": lambda **kw: DataLoader(OwnGenerator(), BATCH, shuffle=True, **kw),
 }
+KINDS["collate_with_generators"] = lambda **kw: DataLoader(
+    Augmented(), BATCH, shuffle=True, collate_fn=Mixing(), **kw
+)
+KINDS["collate_of_an_object"] = lambda **kw: DataLoader(Augmented(), BATCH, collate_fn=Mixing().__call__, **kw)
 MODES = {
     "main": {},
     "workers": {"num_workers": 2},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -359,14 +360,38 @@ def test_gradients_accumulated_over_steps(tmp_path):
     check_exact(script, tmp_path, (1, 2, 3, 5, 7, 8))
 
 
-def test_enumerate_is_warned_of(tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [
+        ("enumerate", enumerate),
+        ("islice", lambda batches: zip(range(9), itertools.islice(batches, 9))),
+        ("zip(range(...), ...)", lambda batches: zip(range(9), batches)),
+    ],
+)
+def test_what_counts_batches_from_outside_is_warned_of(tmp_path, capfd, name, wrap):
     def script(run):
         job, loader = Job(), shuffled()
         run.track(**job.tracked())
         for _ in run.epochs(2):
-            for _, (x,) in enumerate(run.batches(loader)):
+            for _, (x,) in wrap(run.batches(loader)):
                 job.step(x)
         return job
 
     check_exact(script, tmp_path, (2,))
-    assert "use run.batch, which counts on" in capfd.readouterr().err
+    assert f"{name} over run.batches(...) counts from 0 again" in capfd.readouterr().err
+
+
+def test_a_validation_loader_with_a_generator_of_its_own_goes_on_by_itself(tmp_path):
+    def script(run):
+        job, loader = Job(), shuffled()
+        validation = DataLoader(dataset(16, 4), 8, shuffle=True, generator=torch.Generator().manual_seed(3))
+        run.track(**job.tracked())
+        for _ in run.epochs(4):
+            for (x,) in run.batches(loader):
+                job.step(x)
+            for (x,) in validation:
+                job.see(x * 1.0)
+                job.book["steps"] -= 1
+        return job
+
+    check_exact(script, tmp_path, (2, 4, 5, 8))

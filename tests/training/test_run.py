@@ -372,3 +372,15 @@ def test_an_iterator_that_the_run_does_not_know_is_warned_of(tmp_path, capfd, pl
             for (_,) in other:
                 pass
     assert capfd.readouterr().err.count("run.cycle(loader)") == (1 if plain else 0)
+
+
+def test_metrics_may_be_logged_from_a_thread_before_anything_else(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    for number in range(5):
+        with perdure.Run(f"job{number}", root=tmp_path) as run, ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: run.log(n=i), range(32)))
+            for _ in run.epochs(0):
+                pass
+        events = [e for e in read_events(run.folder / "events.jsonl") if e["kind"] == "metrics"]
+        assert sorted(e["values"]["n"] for e in events) == list(range(32))

@@ -281,3 +281,62 @@ with perdure.Run("job", root={str(tmp_path)!r}, accelerator="cpu") as run:
         assert text.startswith("perdure: cell skipped: job is paused (SIGTERM was received)")
     else:
         assert text == "submission\n"
+
+
+def test_a_bare_except_around_the_loop_cannot_make_a_paused_run_go_on(tmp_path):
+    steps = []
+    with perdure.Run("job", root=tmp_path) as run:
+        job, loader = Job(), shuffled()
+        run.track(**job.tracked())
+        for _ in run.epochs(3):
+            try:
+                for (x,) in run.batches(loader):
+                    job.step(x)
+                    steps.append(run.step)
+                    if len(steps) == 2:
+                        os.kill(os.getpid(), signal.SIGTERM)
+            except:  # noqa: E722  what the test is about
+                pass
+    assert (steps, run.step, run.finished) == ([0, 1], 2, False)
+    assert newest(tmp_path).position.epoch == 0
+    assert len(Store(RunPaths(tmp_path / "job"), "job").list()) == 1
+
+
+def test_resumed_in_the_middle_of_an_epoch_after_the_stop_it_does_not_train_another_step(tmp_path):
+    for _ in range(2):
+        with perdure.Run("job", root=tmp_path) as run:
+            loop(run, at=1, do=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert run.step == 2
+
+
+@pytest.mark.parametrize(("first", "again"), [(5, 8), (2, 3)])
+def test_a_run_left_by_break_can_be_extended(tmp_path, first, again):
+    for count, extend in ((first, False), (again, True)):
+        with perdure.Run("job", root=tmp_path) as run:
+            job, loader, seen = Job(), shuffled(), []
+            run.track(**job.tracked())
+            for epoch in run.epochs(count, extend=extend):
+                seen.append(epoch)
+                for (x,) in run.batches(loader):
+                    job.step(x)
+                if epoch == 1 and not extend:
+                    break
+    assert (seen, run.step) == (list(range(2, again)), again * 4)
+
+
+def test_an_interrupted_notebook_cell_can_be_run_again(tmp_path):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    tests = os.path.dirname(os.path.dirname(__file__))
+    cell = f"""
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from training.test_stopping import loop
+import perdure
+with perdure.Run("job", root={str(tmp_path)!r}) as run:
+    loop(run, at=2, do=lambda: os.kill(os.getpid(), signal.SIGINT))
+print(run.step, run.finished)
+"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell), nbformat.v4.new_code_cell(cell)])
+    nbclient.NotebookClient(book, timeout=120).execute()
+    texts = ["".join(o["text"] for o in c.outputs if o.get("name") == "stdout") for c in book.cells]
+    assert texts == ["3 False\n", "12 True\n"]

@@ -59,8 +59,21 @@ class Settings:
         return cls(
             root=Path(env[ROOT]) if env.get(ROOT) else None,
             inputs=tuple(Path(p) for p in env.get(INPUTS, "").split(os.pathsep) if p),
-            limits=Limits(env.get(WINDOW) or None, env.get(DISK) or None, env.get(MARGIN) or None),
+            limits=_limits(env),
             platform=env.get(PLATFORM) or None,
             started_s=started_s,
             report=Path(env[REPORT]) if env.get(REPORT) else None,
         )
+
+
+def _limits(env: Mapping[str, str]) -> Limits:
+    values: dict[str, str] = {}
+    for limit, variable in (("window", WINDOW), ("disk", DISK), ("margin", MARGIN)):
+        if env.get(variable):
+            values[limit] = env[variable]
+            try:
+                Limits(**{limit: env[variable]})
+            except ConfigError as error:
+                what = error.what.replace(f"limits.{limit}", variable)
+                raise ConfigError(what, hint=f"{error.hint}, or unset {variable}") from None
+    return Limits(**values)

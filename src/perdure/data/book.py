@@ -28,7 +28,7 @@ class LoaderBook:
 
     def __init__(self) -> None:
         self._existing: dict[int, weakref.ref[Any]] = {}
-        self._fingerprints: set[str] = set()
+        self._loaders: list[tuple[Source, str]] = []
         self._used: list[tuple[Source, int, str]] = []
         self._saved: list[Mapping[str, Any]] = []
 
@@ -46,7 +46,7 @@ class LoaderBook:
                     continue
                 if issubclass(kind, tud.DataLoader):
                     source = make_source(value, is_tracked=lambda _: False)
-                    self._fingerprints.add(_fingerprint(source))
+                    self._loaders.append((source, _fingerprint(source)))
 
     def iterated_outside(self) -> bool:
         """Whether a loader with persistent workers was iterated by itself, and not through the run.
@@ -97,18 +97,33 @@ class LoaderBook:
 
     def state(self) -> list[dict[str, Any]]:
         """What is to be known of every loader used so far."""
-        fresh = [
-            {
-                "fingerprint": fingerprint,
-                "call": call,
-                "subset": source.subset,
-                "owned": [state_of(g) for g in source.owned],
-                "dataset": [state_of(g) for g in source.dataset_owned],
-                "live": copy.deepcopy(source.holder.state_dict()) if _has_live(source) else None,
-            }
-            for source, call, fingerprint in self._used
+        fresh = [_entry(source, call, fingerprint) for source, call, fingerprint in self._used]
+        outside = [_entry(source, None, fingerprint) for source, fingerprint in self._outside()]
+        return fresh + outside + [dict(entry) for entry in self._saved]
+
+    def restore_outside(self) -> None:
+        """The boundary is put back: so are the generators of loaders that the script iterates by itself.
+
+        A validation loader with a generator of its own draws from it in each pass, and the run sees none of them.
+        """
+        waiting = [entry for entry in self._saved if entry["call"] is None]
+        self._saved = [entry for entry in self._saved if entry["call"] is not None]
+        for source, fingerprint in self._outside():
+            entry = next((e for e in waiting if e["fingerprint"] == fingerprint), None)
+            if entry is not None:
+                waiting.remove(entry)
+                source.restore_owned(entry["owned"])
+                source.restore_dataset(entry["dataset"])
+
+    def _outside(self) -> list[tuple[Source, str]]:
+        """Loaders with generators of their own that the run has not been given."""
+        used = {id(g) for source, _, _ in self._used for g in (*source.owned, *source.dataset_owned)}
+        return [
+            (source, fingerprint)
+            for source, fingerprint in self._loaders
+            if (source.owned or source.dataset_owned)
+            and used.isdisjoint(id(g) for g in (*source.owned, *source.dataset_owned))
         ]
-        return fresh + [dict(entry) for entry in self._saved]
 
     def _claim(self, fingerprint: str, call: int) -> Mapping[str, Any] | None:
         """The saved entry of a loader.
@@ -117,7 +132,8 @@ class LoaderBook:
         here begins like the saved one: then it is the one in the same place of the loop.
         """
         same = [e for e in self._saved if e["fingerprint"] == fingerprint]
-        orphans = [e for e in self._saved if e["fingerprint"] not in self._fingerprints and e["call"] == call]
+        known = {fingerprint for _, fingerprint in self._loaders}
+        orphans = [e for e in self._saved if e["fingerprint"] not in known and e["call"] == call]
         near = [e for e in same if e["call"] == call] or same or orphans
         if not near:
             return None
@@ -144,6 +160,17 @@ def _makes_loaders(kind: type) -> bool:
     if "__iter__" not in dir(kind) or issubclass(kind, (type, torch.nn.Module)):
         return False
     return str(kind.__module__).partition(".")[0] not in _BUILTIN
+
+
+def _entry(source: Source, call: int | None, fingerprint: str) -> dict[str, Any]:
+    return {
+        "fingerprint": fingerprint,
+        "call": call,
+        "subset": source.subset,
+        "owned": [state_of(g) for g in source.owned],
+        "dataset": [state_of(g) for g in source.dataset_owned],
+        "live": copy.deepcopy(source.holder.state_dict()) if _has_live(source) else None,
+    }
 
 
 def _same(one: Source, other: Source) -> bool:

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from perdure.core.errors import LoaderChangedError
+from perdure.core.errors import DataOrderError, LoaderChangedError
 from perdure.core.say import warn
 from perdure.data.generators import capture_global, restore_global, seed_global, state_of
 from perdure.data.seeds import batch_seed, call_seed
@@ -33,6 +33,7 @@ class Feed:
 
     Raises:
         LoaderChangedError: The loader has another length than when ``resume`` was taken.
+        DataOrderError: It is of another kind, or over another part of the data.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Feed:
         ready: Callable[[], None] = lambda: None,
     ) -> None:
         if resume is not None:
-            _check_length(source, resume)
+            _check_same(source, resume)
         self.source = source
         self.batch = int(resume["batch"]) if resume else 0
         self._resume = resume
@@ -84,6 +85,7 @@ class Feed:
         if self._iterator is None:
             return self._resume
         return {
+            "kind": self.source.kind,
             "batch": self.batch,
             "length": self.source.length,
             "subset": self.source.subset,
@@ -271,7 +273,13 @@ def open_feed(
     return _FEEDS[source.kind](source, identity, resume=resume, ready=ready)
 
 
-def _check_length(source: Source, resume: State) -> None:
+def _check_same(source: Source, resume: State) -> None:
+    if resume["kind"] != source.kind:
+        raise DataOrderError(
+            f"this pass was begun over a loader of another kind ({resume['kind']}, now {source.kind}), "
+            "so it cannot be taken up in its middle",
+            hint="resume with the loader that the run was started with",
+        )
     was, now = resume["length"], source.length
     if was is not None and now is not None and was != now:
         raise LoaderChangedError(

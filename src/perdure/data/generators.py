@@ -20,7 +20,7 @@ _MAX_ITEMS = 64
 _MAX_SEEN = 5000
 _LEAVES = (
     *(str, bytes, int, float, complex, type(None), np.ndarray, torch.Tensor, torch.nn.Module),
-    *(type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType),
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
 )
 
 
@@ -123,8 +123,10 @@ def _walk(value: Any, depth: int, found: list[Any], seen: set[int]) -> None:
         return
     if depth == _MAX_DEPTH:
         return
-    if isinstance(value, Mapping):
-        children: Iterable[Any] = list(value.values())[:_MAX_ITEMS]
+    if isinstance(value, types.MethodType):
+        children: Iterable[Any] = [value.__self__]
+    elif isinstance(value, Mapping):
+        children = list(value.values())[:_MAX_ITEMS]
     elif isinstance(value, (list, tuple)):
         children = value[:_MAX_ITEMS]
     else:

@@ -7,7 +7,7 @@ included, a worker is seeded anew for each batch, from a seed that is part of th
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils.data import get_worker_info
 from perdure.data.generators import owned_by
 
 _owned: dict[int, list[Any]] = {}
+_present: list[int] = []
 
 
 def call_seed(*parts: object) -> int:
@@ -71,7 +72,27 @@ def arrive(seed: int, index: Any) -> Any:
             _owned[info.id] = owned_by([info.dataset])
         for place, generator in enumerate(_owned[info.id]):
             reseed(generator, batch_seed(seed, place))
+        _present[:] = [seed]
     return index
+
+
+class SeededCollate:
+    """A ``collate_fn`` that owns generators, in a worker process: seeded for each batch, as the data set is.
+
+    Args:
+        collate: The user's.
+        generators: Those it owns.
+    """
+
+    def __init__(self, collate: Callable[[Any], Any], generators: Sequence[Any]) -> None:
+        self.collate = collate
+        self.generators = generators
+
+    def __call__(self, samples: Any) -> Any:
+        for seed in _present:
+            for place, generator in enumerate(self.generators):
+                reseed(generator, batch_seed(seed, -1 - place))
+        return self.collate(samples)
 
 
 def reseed(generator: Any, seed: int) -> None:

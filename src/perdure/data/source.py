@@ -13,6 +13,7 @@ import torch.utils.data as tud
 
 from perdure.core.errors import DataOrderError
 from perdure.data.generators import capture_global, owned_by, restore_global, set_state, state_of
+from perdure.data.seeds import SeededCollate
 from perdure.data.standin import StandIn
 
 Kind = Literal["indexed", "replayed", "stateful", "list"]
@@ -36,7 +37,7 @@ class Source:
         length: Batches a pass, None if it has no length.
         stand_in: The copy's sampler; None for other loaders.
         owned: Generators of the loader and of its samplers.
-        dataset_owned: Generators of its data set.
+        dataset_owned: Generators of its data set and of its ``collate_fn``.
         holder: The object whose state_dict is the position (``stateful``), or a sampler that has one.
         carried: It was made before the loop, so that its generators carry on from pass to pass.
         subset: Checksum of the indices where the data set is a part of another (``random_split``), else 0.
@@ -124,7 +125,10 @@ def _dataloader_source(
     # __dict__, since a DataLoader refuses to have its sampler set after construction; and its own iterator,
     # not the one that persistent workers left on the user's object
     clone.__dict__.update({slot: stand_in, "_iterator": None})
-    dataset_owned = owned_by([loader.dataset])
+    dataset_owned = owned_by([loader.dataset, loader.collate_fn])
+    of_collate = owned_by([loader.collate_fn])
+    if of_collate and loader.num_workers > 0:
+        clone.__dict__["collate_fn"] = SeededCollate(loader.collate_fn, of_collate)
     known = {id(g) for g in dataset_owned}
     owned = [g for g in owned_by([loader.generator, *chain]) if id(g) not in known]
     source = Source(clone, "indexed", length, stand_in, owned, dataset_owned, holder=live)

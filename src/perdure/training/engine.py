@@ -78,6 +78,7 @@ class Engine:
         self._save_best = save_best
         self._checked = False
         self._strays = False
+        self._paused_for = ""
 
     # ---------------------------------------------------------------- beginning
 
@@ -153,9 +154,11 @@ class Engine:
 
     def enter_epoch(self, epoch: int) -> None:
         """The head of an epoch is reached."""
+        self._raise_if_paused()
         self.epoch = epoch
         resume = self.state.resume
         if resume is not None and resume.armed and (resume.position.call, resume.position.batch) != (0, 0):
+            self._stop_if_due("step")
             self.state.calls.new_epoch(resume.position.call, resume.tree["calls"])
             self.state.restore_head()
             return
@@ -181,8 +184,8 @@ class Engine:
 
     def leave_epoch(self) -> None:
         """The body of an epoch has run to its end."""
+        self._raise_if_paused()
         self.close_calls()
-        self._look_for_strays()
         if self.state.resume is not None and self.state.resume.armed:
             self.state.calls.check_all_reopened(self.state.resume.position.call, self.epoch)
         self.epoch += 1
@@ -209,6 +212,7 @@ class Engine:
         Raises:
             LoopError: It stands outside the loop, or in a loop over steps.
         """
+        self._raise_if_paused()
         if not self.looping or self.plan is None:
             raise LoopError(
                 "run.batches() was called outside the loop of the run",
@@ -293,6 +297,7 @@ class Engine:
         Raises:
             SessionPaused: The session must stop; the state is saved.
         """
+        self._raise_if_paused()
         self._pace.boundary()
         if not self._checked:
             self._checked = True
@@ -318,11 +323,17 @@ class Engine:
         )
         if not reason:
             return
-        if self.position not in (self._saver.position, Position()):
+        if not self.state.armed and self.position not in (self._saver.position, Position()):
             self._save("stop")
         self._leave("paused", reason)
-        say(f"{self._board.name}: paused at {self.position}: {reason}")
-        raise SessionPaused(reason, step=self.step, code=self._board.paused_exit_code)
+        say(f"{self._board.name}: paused at {self._saver.position or self.position}: {reason}")
+        self._paused_for = reason
+        self._raise_if_paused()
+
+    def _raise_if_paused(self) -> None:
+        """A script that caught the pause with a bare ``except:`` must not train, advance or save any further."""
+        if self._paused_for:
+            raise SessionPaused(self._paused_for, step=self.step, code=self._board.paused_exit_code)
 
     def finish(self) -> None:
         """The run has reached its end."""
@@ -331,6 +342,10 @@ class Engine:
         self.close_calls()
         if self.state.armed:
             self.restore_boundary()
+        if self.left and self.plan is not None and self.plan.unit == "epochs":
+            self.epoch += 1  # left by break: if the run is extended, it goes on with the next one
+            self.state.calls.new_epoch()
+            self.state.leave_head()
         if not self.finished:
             self.finished = True
             self._save("finished")
@@ -350,6 +365,7 @@ class Engine:
 
     def _save(self, reason: str) -> None:
         self.asked = False
+        self._look_for_strays()
         if self._saver.save(self.position, self._plan_values(), reason):
             self.tell_status("running")
 

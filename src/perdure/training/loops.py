@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -155,15 +156,21 @@ class BatchIterator:
         engine.state.book.use(source, self.number, reopened=state is not None)
         if state is None:
             return open_feed(source, ("call", engine.epoch, self.number))
-        self._warn_of_enumerate(state)
+        self._warn_of_counters(state["batch"])
         return open_feed(source, (), resume=state, ready=ready or _no_trace())
 
-    def _warn_of_enumerate(self, state: State) -> None:
-        if any(isinstance(referrer, enumerate) for referrer in gc.get_referrers(self)):
-            warn(
-                f"enumerate(run.batches(...)) counts from 0 again, though {state['batch']} batches of this pass "
-                "were done before; use run.batch, which counts on"
+    def _warn_of_counters(self, done: int) -> None:
+        """What counts the batches of a pass from outside begins at 0 again when the pass is resumed."""
+        for referrer in gc.get_referrers(self):
+            counts_beside = isinstance(referrer, tuple) and any(
+                isinstance(item, type(iter(range(0)))) for item in referrer
             )
+            if isinstance(referrer, (enumerate, itertools.islice)) or counts_beside:
+                name = "zip(range(...), ...)" if counts_beside else type(referrer).__name__
+                warn(
+                    f"{name} over run.batches(...) counts from 0 again, though {done} batches of this pass were "
+                    "done before; use run.batch, which counts on"
+                )
 
     def _end(self) -> None:
         if self._ended:

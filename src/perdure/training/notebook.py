@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 
 def skip_later_cells(reason: str) -> None:
@@ -14,9 +15,19 @@ def skip_later_cells(reason: str) -> None:
     Args:
         reason: Why, for the line that each skipped cell prints.
     """
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = _shell()
     if shell is None:
         return
     line = f"print({f'perdure: cell skipped: {reason}'!r})\n"
     shell.input_transformers_cleanup.append(lambda lines: [line] if any(map(str.strip, lines)) else lines)
+
+
+def cell_number() -> int | None:
+    """Number of the cell that is being run; None outside a notebook."""
+    shell = _shell()
+    return None if shell is None else int(shell.execution_count)
+
+
+def _shell() -> Any:
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,6 +83,7 @@ class Run:
         self._name = check_name(name)
         interval = parse_interval(save_every)
         session = current_session()
+        session.stop.forget()
         place, settings = session.place, session.settings
         limits_here = session.limits(limits)
         folder = Path(settings.root or root or place.root).expanduser().absolute() / name
@@ -104,6 +106,7 @@ class Run:
         self._accelerator = accelerator
         self._device: torch.device | None = None
         self._opened = False
+        self._opening = threading.RLock()  # run.log may be called from threads of the user's
         self._state = RunState()
         pace, schedule = Pace(session.clock), SaveSchedule(interval, session.clock)
         journal = Journal(self._paths, session.clock)
@@ -328,8 +331,11 @@ class Run:
 
     def _open(self) -> None:
         """Lock the folder and read the newest checkpoint; once, when it is first needed."""
-        if self._opened:
-            return
+        with self._opening:
+            if not self._opened:
+                self._open_now()
+
+    def _open_now(self) -> None:
         self._store.open({"save_every": str(self._schedule.interval)}, fresh=not self._resume)
         try:
             checkpoint = self._store.newest() if self._resume else None

@@ -42,6 +42,7 @@ class Saver:
         self._unhealthy: list[str] = []
         self._best: list[float] | None = None
         self._reported = 0
+        self._failures = 0
 
     def save(self, position: Position, plan: Mapping[str, Any] | None, reason: str) -> bool:
         """Save now.
@@ -67,7 +68,7 @@ class Saver:
         seconds = self._pace.now() - began_s
         self._pace.saved(seconds)
         self._schedule.saved(position.step, seconds)
-        self.position, self.checkpoint = position, saved.folder.name
+        self.position, self.checkpoint, self._failures = position, saved.folder.name, 0
         self._journal.event(
             "saved",
             step=position.step,
@@ -145,6 +146,9 @@ class Saver:
     def _failed(self, error: CheckpointError, position: Position, reason: str) -> None:
         self._schedule.saved(position.step, 0.0)  # the next try after another interval
         self._journal.event("save failed", step=position.step, session=self.session_number, reason=error.what)
+        self._failures += 1
+        if self._failures & (self._failures - 1):  # said at the first, the second, the fourth, the eighth ...
+            return
         goes_on = "the run stops without it" if reason in ("stop", "finished") else "training goes on"
         warn(
             f"no checkpoint at step {position.step}: {error}\n  the last good one is "

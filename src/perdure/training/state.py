@@ -120,6 +120,7 @@ class RunState:
         objects = resume.tree["objects"]
         self.world.restore(objects, strict=True)
         self.world.restore_plain(self.vars, resume.tree["vars"])
+        self.book.restore_outside()
         restore_global(resume.tree["generators"])
         resume.armed = False
         untracked = sorted(set(objects) - self.world.names)

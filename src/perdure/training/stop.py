@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 from perdure.core.say import say
+from perdure.training.notebook import cell_number
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -24,6 +25,12 @@ class StopFlag:
         self.reason = ""
         self._earlier: dict[int, Any] = {}
         self._pid = 0
+        self._cell: int | None = None
+
+    def forget(self) -> None:
+        """A run begins. In a notebook, what was interrupted in an earlier cell was that cell."""
+        if self.reason and self._cell is not None and cell_number() != self._cell:
+            self.reason = ""
 
     def install(self) -> None:
         """Take SIGTERM and SIGINT over; only the main thread can."""
@@ -54,6 +61,7 @@ class StopFlag:
             self.restore()
             raise KeyboardInterrupt
         self.reason = f"{name} was received"
+        self._cell = cell_number() if number == signal.SIGINT else None
         again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
         say(f"{name}: saving at the next boundary, then stopping{again}")
         earlier = self._earlier.get(number)
