@@ -14,7 +14,7 @@ Gap = Literal["step", "tail"]
 
 _FIRST_SAVE_BYTES_PER_S = 50e6  # a slow network disk; replaced by what is measured at the first save
 _SAVE_FACTOR = 1.5
-_LEAVE_S = 0.4  # the process itself ends: worker processes, interpreter
+_LEAVE_S, _LEAVE_SHARE, _LEAVE_MOST_S = 0.5, 0.02, 5.0
 
 
 class Pace:
@@ -85,7 +85,9 @@ class Pace:
             margin_s: What the platform needs after the script has ended.
             upcoming: The gap that would begin.
         """
-        needed = self.expected_s(upcoming) + self.expected_save_s() + margin_s + _LEAVE_S
+        # the process itself has to end too, workers and interpreter, on a machine that may be busy
+        leave_s = min(_LEAVE_S + _LEAVE_SHARE * window.length_s, _LEAVE_MOST_S)
+        needed = self.expected_s(upcoming) + self.expected_save_s() + margin_s + leave_s
         if window.left_s > needed:
             return None
         return (
