@@ -65,3 +65,10 @@ def test_modules_and_functions_stay_small_enough_to_read(path: Path) -> None:
     assert len(text.splitlines()) <= 500
     functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     assert [f.name for f in functions if (f.end_lineno or 0) - f.lineno >= 80] == []
+
+
+def test_without_torch_the_error_says_what_to_install():
+    code = "import sys; sys.modules['torch'] = None; import perdure; perdure.Run"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "MissingExtraError: perdure.Run needs torch, which is not installed" in done.stderr
+    assert "hint: install PyTorch" in done.stderr

@@ -6,6 +6,7 @@ Everything public is here; nothing heavy is imported before it is used.
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -45,10 +46,24 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
+        value = getattr(_import_home(name), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'perdure' has no attribute {name!r}")
+
+
+def _import_home(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy"):
+            raise
+        from perdure.core.errors import MissingExtraError
+
+        raise MissingExtraError(
+            f"perdure.{name} needs {error.name}, which is not installed",
+            hint="install PyTorch the way pytorch.org says for your machine; Perdure uses the one that is there",
+        ) from None
 
 
 def __dir__() -> list[str]:
