@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import perdure
 
-EPOCHS = 12
+EPOCHS = 16
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):

@@ -144,7 +144,7 @@ class Driver:
             end = leg.finish()
         self._output = leg.output
         if end.how == "window":
-            self._window_s *= 1.5
+            self._window_s *= 1.3
         facts = read_json(run_below(leg.output).session_json)[0]
         step = facts.get("step", earlier[-1].step if earlier else 0)
         reason = facts.get("reason", "") if end.how != "killed" else ""
@@ -164,7 +164,7 @@ class Driver:
                     time.sleep(self._chance.uniform(0, 0.3))  # anywhere in an epoch, a step or a save
                     leg.session.kill()
                     # long enough to start and to train for a while, too short to get to the end
-                    self._window_s = 1.25 * first_seen_s + 1.5 * (leg.session.elapsed_s - first_seen_s)
+                    self._window_s = 1.3 * first_seen_s + 1.5 * (leg.session.elapsed_s - first_seen_s)
             time.sleep(_POLL_S)
 
     def _progress(self, who: str, leg: Leg) -> int | None:
