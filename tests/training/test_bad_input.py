@@ -353,28 +353,48 @@ def fill(path):
             pass
 
 
-def test_disk_full_at_a_save_costs_the_save_and_not_the_training(tmp_path, capfd):
+@pytest.fixture
+def small_disk(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(disk)], check=False)
-    if mounted.returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "tmpfs", str(disk)], check=False).returncode:
         pytest.skip("small file systems are mounted by root")
-    try:
-        keep = perdure.Keep(last=1)
-        with pytest.raises(Stop), perdure.Run("job", root=disk, save_every="1 step", keep=keep) as run:
-            job, loader = Job(), shuffled()
-            run.track(**job.tracked())
-            for _ in run.epochs(3):
-                for (x,) in run.batches(loader):
-                    if run.step == 4:
-                        fill(disk / "ballast")
-                    if run.step == 7:
-                        raise Stop
-                    job.step(x)
-        err = capfd.readouterr().err
-        assert "no checkpoint at step 5" in err and "training goes on" in err
-        assert newest_step(disk) == 4
-        (disk / "ballast").unlink()
-        assert train(disk).resumed_from == 4
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def train_on_a_disk_that_fills(disk, at, stop_at=None):
+    with perdure.Run("job", root=disk, save_every="1 step", keep=perdure.Keep(last=1)) as run:
+        job, loader = Job(), shuffled()
+        run.track(**job.tracked())
+        for _ in run.epochs(3):
+            for (x,) in run.batches(loader):
+                if run.step == at:
+                    fill(disk / "ballast")
+                if run.step == stop_at:
+                    raise Stop
+                job.step(x)
+    return run
+
+
+def test_disk_full_at_a_save_costs_the_save_and_not_the_training(small_disk, capfd):
+    with pytest.raises(Stop):
+        train_on_a_disk_that_fills(small_disk, at=4, stop_at=7)
+    err = capfd.readouterr().err
+    assert "no checkpoint at step 5" in err and "training goes on" in err
+    assert err.count("no checkpoint at step") == 2  # at the first and the second failure, not at each
+    assert newest_step(small_disk) == 4
+    (small_disk / "ballast").unlink()
+    assert train(small_disk).resumed_from == 4
+
+
+def test_disk_full_at_the_end_is_not_told_as_finished_and_the_model_can_still_be_exported(
+    small_disk, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PERDURE_SESSION_REPORT", str(tmp_path / "report.json"))
+    run = train_on_a_disk_that_fills(small_disk, at=11)
+    assert run.finished
+    assert json.loads((tmp_path / "report.json").read_text())["status"] == "failed"
+    (small_disk / "ballast").unlink()
+    assert run.export()["pth"].exists()
+    assert train(small_disk).resumed_from == 11

@@ -346,10 +346,14 @@ class Engine:
             self.epoch += 1  # left by break: if the run is extended, it goes on with the next one
             self.state.calls.new_epoch()
             self.state.leave_head()
-        if not self.finished:
+        saved = self.finished
+        if not saved:
             self.finished = True
-            self._save("finished")
-        self._leave("finished", "the script has reached its end")
+            saved = self._save("finished")
+        if saved:
+            self._leave("finished", "the script has reached its end")
+        else:  # the model is whole in memory and can be exported; others must not believe that it is on disk
+            self._leave("failed", "the final checkpoint could not be saved")
 
     def fail(self, reason: str) -> None:
         """The script has failed. Nothing is saved: the last good checkpoint is worth more."""
@@ -363,11 +367,13 @@ class Engine:
         self.tell_status(status, reason)
         self._board.stop_flag.restore()
 
-    def _save(self, reason: str) -> None:
+    def _save(self, reason: str) -> bool:
         self.asked = False
         self._look_for_strays()
-        if self._saver.save(self.position, self._plan_values(), reason):
+        saved = self._saver.save(self.position, self._plan_values(), reason)
+        if saved:
             self.tell_status("running")
+        return saved
 
     def restore_boundary(self) -> None:
         """Put everything of the checkpoint's boundary back.
