@@ -69,16 +69,16 @@ def test_killed_at_system_calls_that_the_referee_does_not_see_the_training_ends_
     want = digest(tmp_path / "straight")
     log = tmp_path / "calls"
     train(tmp_path / "count", "strace", "-f", "-qq", "-o", str(log), "-e", "trace=" + ",".join(CALLS))
-    lines = [line for line in log.read_text().splitlines() if str(tmp_path / "count") in line or "write(" in line]
+    lines = log.read_text().splitlines()
     counts = {call: sum(bool(re.search(rf"\b{call}\(", line)) for line in lines) for call in CALLS}
     outcomes = {}
     for call, count in counts.items():
-        for nth in sorted({1, max(count // 3, 1), max(2 * count // 3, 1), count} if count else ()):
+        for nth in sorted({(count + 1) // 2, count} if count else ()):
             out = tmp_path / f"{call}-{nth}"
             inject = f"inject={call}:signal=SIGKILL:when={nth}"
             train(out, "strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
             done = train(out)
             outcomes[f"{call} {nth}"] = (done.returncode, done.returncode == 0 and digest(out) == want)
     print(json.dumps(outcomes))
-    assert len(outcomes) > 20
+    assert {"write", "fsync", "rename", "unlink", "mkdir"} <= {point.split()[0] for point in outcomes}
     assert {point: result for point, result in outcomes.items() if result != (0, True)} == {}
