@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-settings.register_profile("perdure", deadline=None, max_examples=50)
+settings.register_profile("perdure", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("perdure")
 
 

@@ -110,6 +110,16 @@ def test_any_buffers_come_back(tmp_path_factory, specs, seed):
     assert_no_debris(folder)
 
 
+def test_a_buffer_may_have_the_name_that_safetensors_keeps_for_itself(tmp_path):
+    names = ["__metadata__", "__metadata___", "__metadata____", "metadata", "__metadata__x"]
+    buffers = [Buffer(name, "tensor", "U8", (3,), memoryview(name.encode()[-3:])) for name in names]
+    store = open_store(tmp_path / "digits")
+    saved = save(store, buffers)
+    assert_holds(open_checkpoint(saved.folder), Snapshot(Position(0), {}, buffers))
+    with safe_open(saved.folder.parent.parent / saved.manifest.entries[0].file, "numpy") as opened:
+        assert len(list(opened.keys())) == 5
+
+
 def test_the_manifest_says_everything_and_proves_itself(tmp_path):
     store = open_store(tmp_path / "digits", clock=Noon())
     made = snapshot(

@@ -90,7 +90,7 @@ def plan_file(hashed: Sequence[Hashed]) -> TensorFile:
     end = 0
     for item in ordered:
         begin, end = end, end + item.buffer.data.nbytes
-        header[item.buffer.name] = {
+        header[_key(item.buffer.name)] = {
             "dtype": item.buffer.dtype,
             "shape": list(item.buffer.shape),
             "data_offsets": [begin, end],
@@ -106,13 +106,18 @@ def plan_file(hashed: Sequence[Hashed]) -> TensorFile:
             dtype=item.buffer.dtype,
             shape=tuple(item.buffer.shape),
             file=file,
-            offset=len(head) + header[item.buffer.name]["data_offsets"][0],
+            offset=len(head) + header[_key(item.buffer.name)]["data_offsets"][0],
             nbytes=item.buffer.data.nbytes,
             digest=item.digest,
         )
         for item in ordered
     )
     return TensorFile(file, head, tuple(item.buffer.data for item in ordered), entries, len(head) + end)
+
+
+def _key(name: str) -> str:
+    """The name of a buffer in a header, where one word is taken; the manifest has the true name."""
+    return f"{name}_" if name.startswith(_METADATA) and not name.strip("_").removeprefix("metadata") else name
 
 
 def read_regions(head: bytes) -> list[Region]:
