@@ -20,10 +20,8 @@ def test_there_is_always_time_without_a_window():
 def test_the_tail_of_an_epoch_is_expected_before_its_last_batch():
     clock = FakeClock()
     pace, window = Pace(clock), Window(clock, clock.monotonic(), 200)
-    for gap, seconds in (("step", 1), ("step", 1), ("tail", 60), ("step", 1)):
-        pace.leave(gap)
-        clock.forward(seconds)
-        pace.boundary()
+    for kind, seconds in (("step", 1), ("step", 1), ("tail", 60), ("step", 1)):
+        gap(pace, clock, seconds, kind)
     pace.saved(0.1)
     clock.forward(100)  # 37 s are left
     assert pace.stop_reason(window, 0, "step") is None
@@ -53,9 +51,26 @@ def test_a_steady_run_never_passes_its_deadline_and_uses_nearly_all_of_it(step_s
     assert window.left_s <= 2 * step_s + save_s + margin_s + 5.1
 
 
+def gap(pace, clock, seconds, kind="step"):
+    pace.leave(kind)
+    clock.forward(seconds)
+    pace.boundary()
+
+
+def test_a_slow_first_step_counts_only_until_there_is_another():
+    clock = FakeClock()
+    pace = Pace(clock)
+    gap(pace, clock, 30)
+    assert pace.expected_s("step") == 30
+    gap(pace, clock, 2)
+    assert pace.expected_s("step") == 2
+    assert pace.training_s == 32
+
+
 def test_time_in_a_save_is_no_training_time():
     clock = FakeClock()
     pace = Pace(clock)
+    gap(pace, clock, 1)
     pace.leave("step")
     clock.forward(5)
     pace.boundary()
@@ -63,7 +78,7 @@ def test_time_in_a_save_is_no_training_time():
     pace.leave("step")
     clock.forward(5)
     pace.boundary()
-    assert pace.training_s == 10
+    assert pace.training_s == 11
     assert pace.expected_s("step") == 5
 
 

@@ -30,6 +30,7 @@ class Pace:
         self._saves: deque[float] = deque(maxlen=10)
         self._since = clock.monotonic()
         self._kind: Gap | None = None
+        self._first_s: float | None = None
         self.training_s = 0.0
         self.state_bytes = 0
 
@@ -40,7 +41,9 @@ class Pace:
     def boundary(self) -> None:
         """A boundary is reached: the gap that ends here is learned."""
         now = self._clock.monotonic()
-        if self._kind is not None:
+        if self._first_s is None:
+            self._first_s = now - self._since
+        elif self._kind is not None:
             self._gaps[self._kind].append(now - self._since)
         self.training_s += now - self._since
         self._since = now
@@ -67,8 +70,12 @@ class Pace:
         return len(recent) / total if total > 0 else None
 
     def expected_s(self, upcoming: Gap) -> float:
-        """Time to the next boundary, from the slowest recent one of its kind."""
-        slowest_step = max(self._gaps["step"], default=0.0)
+        """Time to the next boundary, from the slowest recent one of its kind.
+
+        The first of the session says little (workers start, kernels are compiled), and counts only until there
+        is another.
+        """
+        slowest_step = max(self._gaps["step"], default=self._first_s or 0.0)
         return max(slowest_step, max(self._gaps[upcoming], default=0.0))
 
     def expected_save_s(self) -> float:
