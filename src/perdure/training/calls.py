@@ -156,7 +156,7 @@ class Calls:
         for _, source in self._sources.values():
             source.close()
 
-    def check_all_reopened(self, call: int, epoch: int) -> None:
+    def refuse_missing_call(self, call: int, epoch: int) -> None:
         """The epoch of the checkpoint is over, and its open call was never made.
 
         Raises:

@@ -187,7 +187,7 @@ class Engine:
         self._raise_if_paused()
         self.close_calls()
         if self.state.resume is not None and self.state.resume.armed:
-            self.state.calls.check_all_reopened(self.state.resume.position.call, self.epoch)
+            self.state.calls.refuse_missing_call(self.state.resume.position.call, self.epoch)
         self.epoch += 1
         self.state.calls.new_epoch()
         self.state.leave_head()
