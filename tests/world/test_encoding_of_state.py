@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perdure.core.errors import CannotCarryError, CorruptError
-from perdure.training import dtypes
-from perdure.training.carried import Pickled
-from perdure.training.encoding import flatten, to_buffers, unflatten
+from perdure.tensors import dtypes
+from perdure.tensors.carried import Pickled
+from perdure.tensors.encoding import flatten, to_buffers, unflatten
 from perdure.training.world.world import World
 from world.ways import through_bytes
 

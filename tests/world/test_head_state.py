@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler as lrs
 
-from perdure.training.encoding import flatten
+from perdure.tensors.encoding import flatten
 from perdure.training.world.world import HEAD_BYTES
 from world.ways import through_bytes, tracking
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.optim import lr_scheduler as lrs
 
 from perdure.core.errors import CannotCarryError, StateMismatchError
-from perdure.training.carried import Pickled
-from perdure.training.encoding import flatten, to_buffers, unflatten
+from perdure.tensors.carried import Pickled
+from perdure.tensors.encoding import flatten, to_buffers, unflatten
 from perdure.training.world.world import World
 from world.ways import through_bytes, tracking
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from cases.worlds import as_dict
-from perdure.training.encoding import flatten, to_buffers, unflatten
+from perdure.tensors.encoding import flatten, to_buffers, unflatten
 from perdure.training.world.world import World
 
 

@@ -15,7 +15,7 @@ from perdure.checkpoint.store import Store
 from perdure.core.errors import CheckpointError, DiskFullError, UnreadableError
 from perdure.core.progress import Position
 from perdure.core.say import warn
-from perdure.training.encoding import flatten, to_buffers
+from perdure.tensors.encoding import flatten, to_buffers
 from perdure.training.journal import Journal
 from perdure.training.pace import Pace
 from perdure.training.schedule import SaveSchedule

@@ -10,8 +10,8 @@ from perdure.checkpoint.reader import Checkpoint
 from perdure.core.progress import Position
 from perdure.data.book import LoaderBook
 from perdure.data.generators import capture_global, restore_global
+from perdure.tensors.encoding import unflatten
 from perdure.training.calls import Calls
-from perdure.training.encoding import unflatten
 from perdure.training.world.world import World
 
 Tree = Mapping[str, Any]

@@ -20,8 +20,8 @@ from perdure.checkpoint.store import Store
 from perdure.core.errors import CheckpointError, ConfigError, CorruptError, FormatVersionError, NoCheckpointError
 from perdure.core.paths import RunPaths
 from perdure.core.progress import Position
-from perdure.training.carried import Pickled
-from perdure.training.encoding import flatten, to_buffers, unflatten
+from perdure.tensors.carried import Pickled
+from perdure.tensors.encoding import flatten, to_buffers, unflatten
 from perdure.training.foreign import read_foreign, take_over
 from perdure.training.world.world import World
 

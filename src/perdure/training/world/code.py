@@ -11,7 +11,7 @@ import torch
 
 from perdure.checkpoint.values import MAX_DEPTH
 from perdure.core.errors import StateMismatchError
-from perdure.training.carried import LIVE_CODE, LiveCode
+from perdure.tensors.carried import LIVE_CODE, LiveCode
 from perdure.training.world.refill import Refill
 
 _CODE = (

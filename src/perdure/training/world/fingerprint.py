@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import xxhash
 
-from perdure.training.encoding import octets
+from perdure.tensors.encoding import octets
 
 SCALARS: Final = (type(None), bool, int, float, complex, str, bytes)
 """Types whose values cannot change in place."""

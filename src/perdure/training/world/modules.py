@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from perdure.training.carried import At
+from perdure.tensors.carried import At
 from perdure.training.world.attributes import MODULE_INTERNALS, Attributes
 from perdure.training.world.names import ModuleNames, ParameterNames, Slot, join
 from perdure.training.world.part import Saved

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from perdure.training.carried import At
+from perdure.tensors.carried import At
 from perdure.training.world.attributes import Attributes
 from perdure.training.world.code import is_code, load_own_state, without_code
 from perdure.training.world.modules import plain

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from perdure.data.generators import GENERATOR_TYPES
-from perdure.training.carried import At, GeneratorState, Pickled
+from perdure.tensors.carried import At, GeneratorState, Pickled
 from perdure.training.world.names import ParameterNames
 from perdure.training.world.part import Saved
 from perdure.training.world.refill import Refill, copied, size_of

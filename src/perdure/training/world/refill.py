@@ -13,8 +13,8 @@ import torch
 
 from perdure.core.errors import StateMismatchError
 from perdure.data.generators import GENERATOR_TYPES, set_state, state_of
-from perdure.training.carried import GeneratorState, Pickled, saved_device
-from perdure.training.regions import extent_of
+from perdure.tensors.carried import GeneratorState, Pickled, saved_device
+from perdure.tensors.regions import extent_of
 from perdure.training.world.fingerprint import fingerprint
 
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")

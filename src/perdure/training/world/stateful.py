@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from perdure.training.carried import At
+from perdure.tensors.carried import At
 from perdure.training.world.audit import Scratch
 from perdure.training.world.code import load_own_state, without_code
 from perdure.training.world.names import ParameterNames

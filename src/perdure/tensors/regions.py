@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perdure.training import dtypes
+from perdure.tensors import dtypes
 
 
 @dataclass(slots=True)

@@ -19,10 +19,10 @@ from perdure.checkpoint import values
 from perdure.checkpoint.snapshot import Buffer
 from perdure.core.errors import CannotCarryError
 from perdure.data.generators import GENERATOR_TYPES, state_of
-from perdure.training import dtypes
-from perdure.training.carried import At, GeneratorState, LiveCode, Pickled
-from perdure.training.decoding import unflatten
-from perdure.training.regions import Block, Extent, blocks, extent_of
+from perdure.tensors import dtypes
+from perdure.tensors.carried import At, GeneratorState, LiveCode, Pickled
+from perdure.tensors.decoding import unflatten
+from perdure.tensors.regions import Block, Extent, blocks, extent_of
 
 __all__ = ["Leaf", "flatten", "to_buffers", "unflatten"]
 

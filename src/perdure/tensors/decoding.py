@@ -11,8 +11,8 @@ import torch
 
 from perdure.checkpoint import values
 from perdure.core.errors import CorruptError
-from perdure.training import dtypes
-from perdure.training.carried import LIVE_CODE, GeneratorState, Pickled, note_device
+from perdure.tensors import dtypes
+from perdure.tensors.carried import LIVE_CODE, GeneratorState, Pickled, note_device
 
 Read = Callable[[str], Any]
 """Bytes of the buffer of a name, as anything that ``numpy.frombuffer`` takes."""
