@@ -1,7 +1,7 @@
 """The words of an export: what goes in, what comes out, and what a kind of model file must be able to do.
 
-Each format is one ``Format`` in ``FORMATS``; ``perdure.models.export.export_model`` does for all of them what is the
-same: room, temporary names, renames, records, the card.
+Each format is one ``Format`` in ``FORMATS``; ``perdure.models.export.export_model`` does for all of them what is
+the same: room, temporary names, renames, records, the card.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from perdure.core.errors import ConfigError
 
 Scalar = int | float | str | bool | None
 
@@ -148,6 +150,7 @@ class Exported:
         parity: What the proof found; None only for files that nothing could prove.
         companions: Further files that belong to it, such as the external data of a large ONNX model.
         notes: What the user should know, one sentence each: a fixed batch, what the format loses.
+        digests: File name to digest, of every file that belongs to it; empty for a folder.
         reused: It was there, whole and proved, from an earlier export of the same model.
     """
 
@@ -158,6 +161,7 @@ class Exported:
     parity: Parity | None = None
     companions: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
     reused: bool = False
 
 
@@ -190,11 +194,27 @@ class Format:
     prove: Callable[[Source, Path], Parity]
 
 
-FORMATS: dict[str, Format] = {}
-"""Name to format; each module of formats enters its own with ``register`` when ``models.export`` imports it."""
+FORMATS: dict[tuple[str, str], Format] = {}
+"""(framework, name) to format; entered by ``register`` when ``models.export`` imports the modules of formats."""
 
 
 def register(format: Format) -> Format:
     """Enter a format into ``FORMATS``."""
-    FORMATS[format.name] = format
+    FORMATS[format.framework, format.name] = format
     return format
+
+
+def find_format(name: str, framework: str) -> Format:
+    """The format that a user named.
+
+    Raises:
+        ConfigError: There is none of that name for this framework.
+    """
+    if (found := FORMATS.get((framework, name))) is not None:
+        return found
+    others = sorted(other for other, known in FORMATS if known == name)
+    known = [known for other, known in FORMATS if other == framework]
+    what = (
+        f"the format {name!r} is for {' and '.join(others)} models" if others else f"no such model format: {name!r}"
+    )
+    raise ConfigError(what, hint=f"for this {framework} model use {' or '.join(map(repr, known))}")
