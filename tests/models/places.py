@@ -25,6 +25,8 @@ class Place:
         self.trouble = None  # (pattern of the path, status): answers so
         self.spoil = None  # bytes -> bytes: what it keeps in place of what was sent
         self.lag = 0  # how often a new version is not shown yet
+        self.hidden = 0
+        self.ignored = set()
         self.version = 0
         place = self
 
@@ -107,7 +109,11 @@ class HuggingFace(_Handler):
 
     def _mode(self, file):
         known = self.here.files.get(file["path"])
-        info = {"path": file["path"], "shouldIgnore": False, "uploadMode": "lfs" if file["size"] > 100 else "regular"}
+        info = {
+            "path": file["path"],
+            "shouldIgnore": file["path"] in self.here.ignored,
+            "uploadMode": "lfs" if file["size"] > 100 else "regular",
+        }
         if known is not None:
             info["oid"] = hashlib.sha256(known).hexdigest() if len(known) > 100 else git_sha1(known)
         return info
@@ -164,8 +170,8 @@ class Kaggle(_Handler):
         if call == "GetModelInstance":
             if not here.version:
                 return self._absent()
-            shown = here.version - (here.lag > 0)
-            here.lag -= here.lag > 0
+            shown = here.version - (here.hidden > 0)
+            here.hidden -= here.hidden > 0
             return self.reply({"id": 1, "versionNumber": shown})
         if call == "ListModelInstanceVersionFiles":
             return self._list(asked)
@@ -176,6 +182,7 @@ class Kaggle(_Handler):
 
     def _new_version(self, body):
         self.here.version += 1
+        self.here.hidden = self.here.lag
         self.here.files = dict(self._walk(body, ""))
         return self.reply({"id": 1, "url": "/models/o/m"})
 

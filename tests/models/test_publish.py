@@ -65,7 +65,11 @@ def kaggle(monkeypatch, tmp_path):
 @pytest.fixture(params=["hf", "kaggle"])
 def there(request):
     """Each of the two places, with a target in it."""
-    return (request.getfixturevalue("hub"), HF) if request.param == "hf" else (request.getfixturevalue("kaggle"), KAGGLE)
+    return (
+        (request.getfixturevalue("hub"), HF)
+        if request.param == "hf"
+        else (request.getfixturevalue("kaggle"), KAGGLE)
+    )
 
 
 # ---------------------------------------------------------------- it arrives, and is listed back
@@ -137,11 +141,10 @@ def test_a_file_that_arrives_cut_is_an_error_on_kaggle_too(kaggle, files):
         publish(files, KAGGLE)
 
 
-def test_a_file_that_does_not_arrive_is_an_error(hub, files, monkeypatch):
-    publish(files, HF)
-    kept = HuggingFace._info
-    monkeypatch.setattr(HuggingFace, "_info", lambda self, name: {**kept(self, name), "path": "other"})
-    with pytest.raises((PlatformError, KeyError)):
+def test_a_file_that_does_not_arrive_is_an_error(hub, files):
+    """The hub may ignore a file, by a .gitignore that is there; its client then says nothing."""
+    hub.ignored = {"README.md"}
+    with pytest.raises(PlatformError, match=r"README\.md is not there"):
         publish(files, HF)
 
 

@@ -54,8 +54,9 @@ def _commit(hub: Any, api: Any, repo: str, folder: str, files: list[Outgoing], m
     api.create_repo(repo, private=True, exist_ok=True)
     places = {f"{folder}/{file.name}" if folder else file.name: file for file in files}
     additions = [hub.CommitOperationAdd(place, str(file.path)) for place, file in places.items()]
-    with warnings.catch_warnings():  # a README without the hub's own header, and the like
+    with warnings.catch_warnings():  # a README without the hub's own header; words of its client to itself
         warnings.simplefilter("ignore", UserWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
         done = api.create_commit(repo, additions, commit_message=message)
     there = api.get_paths_info(repo, list(places), revision=done.oid)
     listed = {places[found.path].name: _listed(found) for found in there if hasattr(found, "size")}

@@ -69,7 +69,7 @@ def refusal(error: Exception, where: str, *, log_in: str) -> PlatformError:
         where: The target, as the user wrote it.
         log_in: How to get a token that works.
     """
-    status, reason = _status(error), _first_line(error)
+    status, reason = _status(error), _reason(error)
     if status == 401:
         return PlatformError(f"{where}: the token is not accepted: {reason}", hint=log_in)
     if status == 403:
@@ -110,6 +110,10 @@ def _is_transport(error: BaseException) -> bool:
     return isinstance(error, (ConnectionError, TimeoutError)) or any(n.endswith(_TRANSPORT) for n in names)
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (" ".join(lines) or type(error).__name__)[:300]
+def _reason(error: Exception) -> str:
+    """What it says, and what it came from; clients hide the cause behind a sentence of their own."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    cause = (
+        f" ({type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())})" if error.__cause__ else ""
+    )
+    return f"{said[:300]}{cause[:200]}"
