@@ -313,3 +313,15 @@ API nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **par
     *part = &handles[card][index];
     return OK;
 }
+API nvmlDeviceGetGpuInstanceId(void *device, unsigned *id) {
+    CARD("mig");
+    if (slice < 0) return INVALID;
+    *id = (unsigned)slice + 7;
+    return OK;
+}
+API nvmlDeviceGetComputeInstanceId(void *device, unsigned *id) {
+    CARD("mig");
+    if (slice < 0) return INVALID;
+    *id = 0;
+    return OK;
+}
