@@ -15,6 +15,7 @@ class CardUse:
         visible_as: Its number for a framework in this process (``cuda:N``); None if it is hidden.
         uuid: Its own name.
         name: Its model.
+        capability: Its compute capability.
         samples: How often it was looked at.
         busy_percent: Mean share of time in which a kernel ran.
         busy_now_percent: The same in the newest sample.
@@ -34,6 +35,7 @@ class CardUse:
     visible_as: int | None
     uuid: str
     name: str
+    capability: tuple[int, int] | None = None
     samples: int = 0
     busy_percent: float | None = None
     busy_now_percent: float | None = None
