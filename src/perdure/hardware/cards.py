@@ -44,6 +44,7 @@ class Card:
         mig: It is cut into slices, and frameworks see those.
         slices: The slices.
         lost: It does not answer; the error in words, empty if it does.
+        used_bytes: Memory in use now, by anyone.
     """
 
     index: int
@@ -55,6 +56,7 @@ class Card:
     mig: bool = False
     slices: tuple[Slice, ...] = ()
     lost: str = ""
+    used_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class _Reading:
             ),
             mig=bool(mig and mig[0]),
             slices=self._slices(handle.value, str(uuid.value or "")) if mig and mig[0] else (),
+            used_bytes=None if memory is None else int(memory.used),
         )
 
     def _slices(self, card: Any, card_uuid: str) -> tuple[Slice, ...]:
