@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 _LOST = ("NVMLError_GpuIsLost", "NVMLError_ResetRequired")
+_CLOSED = "NVMLError_Uninitialized"
 _NEVER = ("NVMLError_NotSupported", "NVMLError_FunctionNotFound", "NVMLError_NoPermission")
 
 _REFUSALS = {
@@ -43,12 +44,14 @@ class Answer:
         error: Why there is none, in NVML's words; empty if there is one.
         lost: The card has stopped answering.
         never: Asking again is of no use: this card or driver does not tell it.
+        closed: NVML was shut down, by another part of this program.
     """
 
     value: Any = None
     error: str = ""
     lost: bool = False
     never: bool = False
+    closed: bool = False
 
 
 class Nvml:
@@ -66,16 +69,7 @@ class Nvml:
             return Answer(error=f"this nvidia-ml-py has no nvml{function}", never=True)
         except (self._pynvml.NVMLError, ValueError) as error:  # ValueError: a text that is no UTF-8
             kind = type(error).__name__
-            return Answer(error=str(error), lost=kind in _LOST, never=kind in _NEVER)
-
-    def first(self, functions: tuple[str, ...], *arguments: Any) -> Answer:
-        """Ask by the first of several names that this driver has: names change over its versions."""
-        answer = Answer()
-        for function in functions:
-            answer = self.ask(function, *arguments)
-            if not answer.never:
-                break
-        return answer
+            return Answer(None, str(error), kind in _LOST, kind in _NEVER, kind == _CLOSED)
 
     def close(self) -> None:
         """Give NVML back; it counts its users, so that others in this process are not disturbed."""

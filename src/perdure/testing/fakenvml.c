@@ -15,7 +15,7 @@
 #include <time.h>
 
 #define API __attribute__((visibility("default"))) int
-enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, SMALL = 7, DRIVER = 9 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, SMALL = 7, DRIVER = 9 };
 enum { NO_LIBRARY = 12, NO_FUNCTION = 13, LOST = 15, MISMATCH = 18 };
 enum { CARDS = 16, SLICES = 8, POINTS = 4096, PROCESSES = 32, WORDS = 32 };
 #define ABSENT 0xFFFFFFFFFFFFFFFFULL
@@ -49,7 +49,7 @@ static struct {
 static Handle handles[CARDS][SLICES + 1]; /* the last of a row is the card itself */
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static struct stat known;
-static int have_scene;
+static int have_scene, users;
 
 static void read_curve(Curve *curve, char *text) {
     curve->count = 0;
@@ -118,6 +118,7 @@ static int enter(void) { pthread_mutex_lock(&gate); refresh(); return 0; }
 
 /* What a query of the whole system answers before it has looked: 0, or why it cannot. */
 static int system_state(const char *function) {
+    if (!users) return UNINITIALIZED;
     if (!have_scene) return NO_LIBRARY;
     for (int i = 0; i < scene.missings; i++)
         if (!strcmp(scene.missing[i], function)) return NO_FUNCTION;
@@ -133,7 +134,7 @@ static int card_state(const char *function, const void *device, const char *fiel
     const Handle *handle = device;
     int state = system_state(function);
     if (state) return state;
-    if (handle->card >= scene.cards) return NOT_FOUND;
+    if (!handle || handle->card >= scene.cards) return INVALID;
     *card = &scene.card[handle->card];
     *slice = handle->slice;
     if (is_lost(*card)) return LOST;
@@ -156,17 +157,29 @@ static double value(const Card *c, const Curve *curve) {
     return curve->at[i < curve->count ? i : curve->count - 1];
 }
 
+static void name_slice(char *text, size_t length, unsigned card, unsigned slice) {
+    snprintf(text, length, "MIG-%08x-5a5a-5a5a-5a5a-%012x", card, slice);
+}
+
 API nvmlInitWithFlags(unsigned flags) {
     ENTER;
     (void)flags;
-    return have_scene ? scene.init : NO_LIBRARY;
+    int state = have_scene ? scene.init : NO_LIBRARY;
+    if (!state) users++;
+    return state;
 }
 API nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-API nvmlShutdown(void) { return OK; }
+API nvmlShutdown(void) {
+    ENTER;
+    if (!users) return UNINITIALIZED;
+    users--;
+    return OK;
+}
 
 __attribute__((visibility("default"))) const char *nvmlErrorString(int code) {
     switch (code) {
         case OK: return "Success";
+        case UNINITIALIZED: return "Uninitialized";
         case INVALID: return "Invalid Argument";
         case NOT_SUPPORTED: return "Not Supported";
         case NO_PERMISSION: return "Insufficient Permissions";
@@ -206,6 +219,24 @@ API nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     *device = &handles[index][SLICES];
     return card_state(__func__, *device, "handle", &c, &slice);
 }
+API nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
+    ENTER;
+    int state = system_state(__func__), slice;
+    char part[96];
+    Card *c;
+    for (unsigned card = 0; !state && card < scene.cards; card++) {
+        *device = &handles[card][SLICES];
+        handles[card][SLICES] = (Handle){card, -1};
+        if (!strcmp(scene.card[card].uuid, uuid)) return card_state(__func__, *device, "handle", &c, &slice);
+        for (unsigned i = 0; i < scene.card[card].slices; i++) {
+            name_slice(part, sizeof part, card, i);
+            *device = &handles[card][i];
+            handles[card][i] = (Handle){card, (int)i};
+            if (!strcmp(part, uuid)) return OK;
+        }
+    }
+    return state ? state : NOT_FOUND;
+}
 API nvmlDeviceGetIndex(void *device, unsigned *index) {
     CARD("index");
     *index = (unsigned)(c - scene.card);
@@ -220,7 +251,7 @@ API nvmlDeviceGetName(void *device, char *text, unsigned length) {
 API nvmlDeviceGetUUID(void *device, char *text, unsigned length) {
     CARD("uuid");
     if (slice < 0) snprintf(text, length, "%s", c->uuid);
-    else snprintf(text, length, "MIG-%08x-5a5a-5a5a-5a5a-%012x", (unsigned)(c - scene.card), (unsigned)slice);
+    else name_slice(text, length, (unsigned)(c - scene.card), (unsigned)slice);
     return OK;
 }
 API nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
