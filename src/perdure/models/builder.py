@@ -41,7 +41,8 @@ def build(name: str, folder: Path) -> nn.Module:
             made = function()
             if not isinstance(made, nn.Module):
                 raise ConfigError(
-                    f"{name}() gives a {type(made).__name__} and no torch.nn.Module", hint="let it return the model"
+                    f"{name}() gives an object of type {type(made).__name__} and no torch.nn.Module",
+                    hint="let it return the model",
                 )
             return _plain(made)
         except ConfigError:
