@@ -11,7 +11,8 @@ import perdure
 from perdure.cli.main import app
 
 EXPORTS = [
-    "Keep", "Limits", "PerdureError", "Pickled", "Run", "SessionPaused", "__version__", "current", "restore", "save",
+    "Keep", "Limits", "PerdureError", "Pickled", "Run", "SessionPaused", "__version__", "current", "doctor", "export", "restore",
+    "save",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -28,6 +29,8 @@ SIGNATURES = {
     "Limits": "(window=None, disk=None, margin=None)",
     "Pickled": "(value)",
     "current": "()",
+    "doctor": "(*, require=None)",
+    "export": "(model, folder, name='model', *, example=None, formats=('pth', 'safetensors'))",
     "save": "(path, **objects)",
     "restore": "(path, **objects)",
 }
@@ -37,6 +40,7 @@ PROPERTIES = {
 
 COMMANDS = {
     "demo": {"--out", "--seed", "--json"},
+    "doctor": {"--require", "--json"},
     "run": {"--window", "--disk", "--root", "--input", "--carry", "--resume-with"},
     "rehearse": {"--window", "--kills", "--disk", "--seed", "--sessions-max", "--work", "--json"},
     "status": {"--root", "--json"},

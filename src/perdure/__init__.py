@@ -19,14 +19,18 @@ _HOMES = {
     "Run": "perdure.training.run",
     "SessionPaused": "perdure.core.errors",
     "current": "perdure.training.run",
+    "doctor": "perdure.checkup.doctor",
+    "export": "perdure.training.export",
     "restore": "perdure.training.verbs",
     "save": "perdure.training.verbs",
 }
 
 if TYPE_CHECKING:
     from perdure.checkpoint.retention import Keep
+    from perdure.checkup.doctor import doctor
     from perdure.core.errors import PerdureError, SessionPaused
     from perdure.core.limits import Limits
+    from perdure.training.export import export
     from perdure.training.run import Run, current
     from perdure.training.verbs import Pickled, restore, save
 
@@ -39,6 +43,8 @@ __all__ = [
     "SessionPaused",
     "__version__",
     "current",
+    "doctor",
+    "export",
     "restore",
     "save",
 ]

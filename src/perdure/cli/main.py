@@ -13,6 +13,7 @@ import typer
 
 from perdure.cli.checkpoints import checkpoints_command
 from perdure.cli.demo import demo_command
+from perdure.cli.doctor import doctor_command
 from perdure.cli.output import complain
 from perdure.cli.rehearse import rehearse_command
 from perdure.cli.run import run_command
@@ -49,6 +50,7 @@ def perdure(
 
 
 app.command("demo")(demo_command)
+app.command("doctor")(doctor_command)
 app.command("run")(run_command)
 app.command("rehearse", short_help="The platform in small: kills, windows, a verdict.")(rehearse_command)
 app.command("status")(status_command)

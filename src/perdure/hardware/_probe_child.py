@@ -172,9 +172,7 @@ def ask_keras() -> Iterator[dict[str, Any]]:
 
     backend = keras.backend.backend()
     yield {"version": str(keras.__version__), "backend": backend, "stage": "running a kernel where Keras computes"}
-    import numpy as np
-
-    x_MM = np.random.default_rng(0).standard_normal((SIZE, SIZE), dtype=np.float32)
+    x_MM = keras.ops.convert_to_numpy(keras.random.normal((SIZE, SIZE), seed=0))
     begun = time.perf_counter()
     product = keras.ops.matmul(keras.ops.convert_to_tensor(x_MM), x_MM)
     place = _place_of(product)
