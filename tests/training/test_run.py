@@ -162,9 +162,9 @@ def test_a_loop_left_by_break_is_at_its_end(tmp_path):
                     job.step(x)
                 if epoch == 1:  # early stopping
                     break
-            run.export("model")
+            run.export()
         assert (run.finished, run.step) == (True, 8)
-    state = torch.load(tmp_path / "job" / "export" / "model.pth", weights_only=True)
+    state = torch.load(tmp_path / "job" / "export" / "job-step-000000008.pth", weights_only=True)
     assert all(torch.equal(state[name], value) for name, value in job.model.state_dict().items())
 
 

@@ -65,6 +65,7 @@ class Store:
     Attributes:
         run_id: Identity of the run, the same over all its sessions; empty before ``open``.
         reports: Plain sentences for the user: what was damaged and skipped, what could not be removed.
+        room: Where the run may write, and how much.
     """
 
     def __init__(
@@ -83,8 +84,8 @@ class Store:
         self.keep = keep
         self.run_id = ""
         self.reports: list[str] = []
-        self._room = Room(paths.folder, disk_bytes, disk_folder or paths.folder.parent)
-        self._upkeep = Upkeep(paths, keep, self._room, self._report)
+        self.room = Room(paths.folder, disk_bytes, disk_folder or paths.folder.parent)
+        self._upkeep = Upkeep(paths, keep, self.room, self._report)
         self._clock = clock
         self._catalog = Catalog(paths, name, inputs)
         self._lock = RunLock(paths.lock)
@@ -191,7 +192,7 @@ class Store:
     def _try(self, made: Draft) -> Draft | None:
         """Commit it; None if it failed for want of room and some was made."""
         try:
-            self._room.check(made.bytes_needed)
+            self.room.check(made.bytes_needed)
             commit(self.paths, made)
         except OSError as error:
             self._upkeep.tidy()
@@ -247,7 +248,7 @@ class Store:
     def _adopt(self, folder: Path) -> None:
         try:
             checkpoint = open_checkpoint(folder)
-            self._room.check(adoption_bytes(self.paths, checkpoint))
+            self.room.check(adoption_bytes(self.paths, checkpoint))
             adopt(self.paths, checkpoint)
         except (OSError, CheckpointError) as error:
             self._left_behind.add(folder)
@@ -255,10 +256,10 @@ class Store:
             self._report(f"{folder} could not be copied into the run folder: {error}")
 
     def _full(self, made: Draft) -> DiskFullError:
-        free = self._room.free_bytes()
+        free = self.room.free_bytes()
         return DiskFullError(
             f"no room for the checkpoint at {made.manifest.position}: it needs {format_bytes(made.bytes_needed)},"
-            f" {format_bytes(free)} are free in {self._room.budget_folder}",
+            f" {format_bytes(free)} are free in {self.room.budget_folder}",
             path=self.paths.folder,
             needed_bytes=made.bytes_needed,
             free_bytes=free,

@@ -80,7 +80,7 @@ def main() -> None:
                 scheduler.step()
                 run.log(loss=loss)
             run.log(accuracy=evaluate(model, held_out_loader))
-        run.export("digits", formats=("pth", "safetensors"))
+        run.export(example=held_out[0][0].unsqueeze(0), formats=("pth", "safetensors"))
 
 
 if __name__ == "__main__":

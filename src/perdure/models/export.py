@@ -1,181 +1,194 @@
-"""Finished models as files that others load: whole or absent, and read back before they get their name."""
+"""Finished models as files that others load: written, proved in a fresh process, and only then named."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-from safetensors.torch import load_file, save_file
-
-from perdure.core.errors import CannotCarryError, ConfigError, CorruptError, DiskFullError
-from perdure.core.files import fsync_dir
+from perdure.checkpoint.budget import FULL, Room
+from perdure.core.errors import ConfigError, DiskFullError, PerdureError
 from perdure.core.intervals import format_bytes
+from perdure.core.say import say, warn
+from perdure.models import onnx_file, program, pth, safetensors_file  # noqa: F401  they enter their formats
+from perdure.models.card import write_card
+from perdure.models.digests import digest, size
+from perdure.models.formats import Exported, Facts, Format, Parity, Signature, Source, find_format
+from perdure.models.live import signature_of
+from perdure.models.proof import prover_of
+from perdure.models.records import Records, source_digest
+from perdure.models.twin import generators_untouched
+from perdure.models.workplace import check_room, make_durable, put_in_place, workplace
 
-HEADROOM_BYTES = 1_000_000
-"""What a file holds besides the bytes of its tensors: names, shapes, padding. Generous."""
-
-Tensors = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Format:
-    """A kind of model file.
-
-    Attributes:
-        write: Write it to a path.
-        read: Read it as a stranger would, without running code from it.
-        cannot_hold: Types of numbers that it has no word for.
-    """
-
-    write: Callable[[Tensors, Path], None]
-    read: Callable[[Path], Tensors]
-    cannot_hold: frozenset[torch.dtype] = frozenset()
+STEP_DIGITS = 9
+"""As in the names of checkpoints, so that names sort by step."""
 
 
-def _write_pth(tensors: Tensors, path: Path) -> None:
-    with open(path, "wb") as file:  # given a path, torch.save would write the temporary name into the file
-        torch.save(dict(tensors), file)
-
-
-def _read_pth(path: Path) -> Tensors:
-    loaded: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return loaded
-
-
-def _write_safetensors(tensors: Tensors, path: Path) -> None:
-    """Tied tensors become full copies: the format knows no ties, and neither do most of its readers."""
-    seen: set[int] = set()
-    copies = {}
-    for name, tensor in tensors.items():
-        copies[name] = tensor.clone() if id(tensor) in seen else tensor
-        seen.add(id(tensor))
-    save_file(copies, path, metadata={"format": "pt"})  # transformers refuses files without this word
-
-
-FORMATS = {
-    "pth": Format(_write_pth, _read_pth),
-    "safetensors": Format(_write_safetensors, load_file, frozenset({torch.complex32, torch.complex128})),
-}
-
-
-def export_tensors(tensors: Tensors, folder: Path, name: str, formats: Sequence[str]) -> dict[str, Path]:
-    """Write the tensors of a model as files ``<folder>/<name>.<format>``.
-
-    Each file is written under a temporary name, made durable, read back with the safe loader and compared bit by
-    bit; only then is it renamed. An older file of that name stays until that moment.
+def file_stem(run: str, name: str = "model", step: int | None = None) -> str:
+    """Stem of the file names of an export: ``<run>-step-<step>``, with the name between them if it says more.
 
     Args:
-        tensors: Canonical names to tensors, on any device.
-        folder: Made if it is not there.
-        name: Stem of the file names.
-        formats: Any of ``"pth"`` (a plain state_dict; loads with ``weights_only=True``) and ``"safetensors"``.
-
-    Returns:
-        Format to path.
+        run: Name of the run; empty if there is none.
+        name: What the user calls the model.
+        step: Finished steps; None if they are not known.
 
     Raises:
-        ConfigError: A format or a name that cannot be.
-        CannotCarryError: A tensor that these files cannot hold.
-        DiskFullError: There is no room; nothing was written.
-        CorruptError: A file did not read back as written; it was removed.
+        ConfigError: The name cannot be part of a file name.
     """
-    _check(tensors, name, formats)
-    plain = dict(_plain(tensors))
-    folder.mkdir(parents=True, exist_ok=True)
-    _check_room(plain, folder, len(formats))
-    return {format: _write_checked(plain, folder / f"{name}.{format}", FORMATS[format]) for format in formats}
-
-
-def _check(tensors: Tensors, name: str, formats: Sequence[str]) -> None:
-    if not name or Path(name).name != name:
+    if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
         raise ConfigError(f"the name of a model is the stem of a file name, got {name!r}", hint='try "model"')
-    for format in formats:
-        if format not in FORMATS:
-            raise ConfigError(f"no such model format: {format!r}", hint=f"use {' or '.join(map(repr, FORMATS))}")
-        for path, tensor in tensors.items():
-            if tensor.dtype in FORMATS[format].cannot_hold:
-                raise _cannot_hold(f"a {format} file", path, str(tensor.dtype), 'use the format "pth"')
-            if tensor.layout != torch.strided or tensor.is_quantized:
-                kind = "quantised" if tensor.is_quantized else str(tensor.layout)
-                raise _cannot_hold("a model file", path, kind, "store it as a dense tensor")
+    whole = name if not run else run if name in ("model", run) else f"{run}-{name}"
+    return whole if step is None else f"{whole}-step-{step:0{STEP_DIGITS}d}"
 
 
-def _cannot_hold(file: str, path: str, kind: str, hint: str) -> CannotCarryError:
-    kind = kind.removeprefix("torch.")
-    return CannotCarryError(
-        f"{file} cannot hold {path}: it is a {kind} tensor", path=path, type_name=kind, hint=hint
-    )
+def export_model(
+    source: Source, folder: Path, stem: str, formats: Sequence[str], facts: Facts, *, room: Room | None = None
+) -> list[Exported]:
+    """Write a model as files ``<folder>/<stem><suffix>``, prove each, and describe them in ``model-card.json``.
+
+    What is impossible shows before anything is written. Then each file is made on its own in a temporary folder,
+    made durable, opened and run in a fresh process, and renamed; an older file of that name stays until then.
+    One that fails does not cost the others; the first error is raised when all are done. A file that an earlier
+    export of the same model finished is not made again. The live model and the random generators are not touched.
+
+    Args:
+        source: The model.
+        folder: Made if it is not there.
+        stem: As ``file_stem`` gives it.
+        formats: Names of formats.
+        facts: What is known of the training.
+        room: What may be written; as much as the disk takes if None.
+
+    Returns:
+        What was made, in the order of ``formats``.
+
+    Raises:
+        ConfigError: An unknown format, or no example where one is needed.
+        CannotCarryError: A format cannot hold the model; it names the tensor or operator, and the format that can.
+        MissingExtraError: A format needs a package that is not installed.
+        DiskFullError: There is no room.
+        CorruptError: A file is not what it should be; it was removed.
+    """
+    chosen = _chosen(formats, source.framework)
+    for format in chosen:
+        format.check(source)
+    with ExitStack() as closing, generators_untouched():
+        work = closing.enter_context(workplace(folder))
+        source.scratch["work"] = work
+        closing.push(source.closing)
+        return _Export(source, folder, work, stem, facts, room).run(chosen)
 
 
-def _plain(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
-    """Contiguous CPU tensors without gradients or hidden storage; tied ones are one object."""
-    known: dict[tuple[object, ...], torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        place = tensor.data_ptr() if tensor.numel() else name
-        key = (tensor.device, place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
-        if key not in known:
-            known[key] = _solo(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous())
-        yield name, known[key]
+def _chosen(formats: Sequence[str], framework: str) -> list[Format]:
+    if isinstance(formats, str) or not formats:
+        raise ConfigError(f"formats is a list of names, got {formats!r}", hint='try formats=["pth", "safetensors"]')
+    return [find_format(name, framework) for name in dict.fromkeys(formats)]
 
 
-def _solo(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, copied if it is a view: torch.save would write the whole storage behind it."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+class _Export:
+    def __init__(
+        self, source: Source, folder: Path, work: Path, stem: str, facts: Facts, room: Room | None
+    ) -> None:
+        self._source, self._folder, self._work = source, folder, work
+        self._stem, self._facts, self._room = stem, facts, room
+        self._records = Records(folder)
 
+    def run(self, formats: Sequence[Format]) -> list[Exported]:
+        """Make what is not there yet; write the card over all; raise the first error."""
+        torch = self._source.framework == "torch"
+        if torch:
+            prover_of(self._source)  # loads its libraries while we compute
+        mark = source_digest(self._source) if torch else ""
+        there = {format.name: self._there(format, mark) for format in formats}
+        check_room(self._folder, sum(f.size(self._source) for f in formats if not there[f.name]), self._room)
+        done, errors = [], []
+        for format in formats:
+            try:
+                done.append(there[format.name] or self._make(format, mark))
+            except PerdureError as error:
+                errors.append(error)
+        if done:
+            write_card(self._folder, done, self._facts, self._signature())
+        self._tell(done, errors)
+        return done
 
-def _check_room(tensors: Tensors, folder: Path, copies: int) -> None:
-    needed = copies * (sum(tensor.nbytes for tensor in tensors.values()) + HEADROOM_BYTES)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise DiskFullError(
-            f"no room for the model in {folder}: it needs {format_bytes(needed)}, {format_bytes(free)} are free",
-            path=folder,
-            needed_bytes=needed,
-            free_bytes=free,
-            hint="free some space and run the script again",
+    def _there(self, format: Format, mark: str) -> Exported | None:
+        path = self._folder / f"{self._stem}{format.suffix}"
+        return self._records.find(path, f"{format.name} {mark}") if mark else None
+
+    def _make(self, format: Format, mark: str) -> Exported:
+        place = self._work / format.name
+        place.mkdir()
+        made = place / f"{self._stem}{format.suffix}"
+        try:
+            notes = format.write(self._source, made)
+            make_durable(place)
+            parity = format.prove(self._source, made)
+            exported = self._finished(format, made, parity, notes)
+        except OSError as error:
+            raise _full(error, self._folder) if error.errno in FULL else error from error
+        if mark:
+            self._records.note(exported, f"{format.name} {mark}")
+        return exported
+
+    def _finished(self, format: Format, made: Path, parity: Parity, notes: tuple[str, ...]) -> Exported:
+        companions = sorted(path for path in made.parent.iterdir() if path != made)
+        exported = Exported(
+            format=format.name,
+            path=self._folder / made.name,
+            bytes=sum(map(size, (made, *companions))),
+            digest=digest(made),
+            parity=parity,
+            companions=tuple(self._folder / path.name for path in companions),
+            notes=notes,
+            digests={} if made.is_dir() else {path.name: digest(path) for path in (made, *companions)},
         )
+        put_in_place(made, companions, self._folder)
+        return exported
+
+    def _signature(self) -> Signature | None:
+        if self._source.framework != "torch":
+            signature = self._source.scratch.get("signature")
+            return signature if isinstance(signature, Signature) else None
+        if self._source.module is None or self._source.example is None:
+            return None
+        try:
+            return signature_of(self._source)
+        except PerdureError:  # said in the parity of the files
+            return None
+
+    def _tell(self, done: Sequence[Exported], errors: Sequence[PerdureError]) -> None:
+        for exported in done:
+            say(f"{exported.path}: {format_bytes(exported.bytes)}, {told(exported)}")
+            for note in exported.notes:
+                say(f"{exported.path.name}: {note}")
+        for error in errors[1:]:
+            warn(str(error))
+        if errors:
+            raise errors[0]
 
 
-def _write_checked(tensors: Tensors, path: Path, format: Format) -> Path:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.touch()
-    mode = stat.S_IMODE(temporary.stat().st_mode)
-    try:
-        format.write(tensors, temporary)
-        temporary.chmod(mode)  # as any other file: safetensors lets nobody but the owner read its own
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        if problems := differences(tensors, format.read(temporary)):
-            raise CorruptError(
-                f"the model file does not read back as written: {path}",
-                path=path,
-                problems=problems,
-                hint="the disk or the memory of this machine is at fault; the file was removed",
-            )
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_dir(path.parent)
-    return path
+def told(exported: Exported) -> str:
+    """What the proof found, in one line."""
+    parity = exported.parity
+    if parity is None:
+        return "not proved"
+    parts = ["was there already, proved"] if exported.reused else [f"proved in a {parity.where}"]
+    if parity.tensors:
+        parts.append(f"{parity.tensors} tensors bit for bit")
+    if parity.outputs:
+        worst = max(parity.outputs, key=lambda each: each.largest / (each.scale or 1))
+        parts.append(f"outputs within {worst.largest:.2g} of the live model's (largest value {worst.scale:.2g})")
+    if parity.note:
+        parts.append(parity.note)
+    return ", ".join(parts)
 
 
-def differences(written: Tensors, read: Tensors) -> list[str]:
-    """What is not bit for bit the same, one line a tensor."""
-    lines = [f"{name}: not there" for name in written.keys() - read.keys()]
-    lines += [f"{name}: not written by us" for name in read.keys() - written.keys()]
-    for name in written.keys() & read.keys():
-        ours, theirs = written[name], read[name]
-        if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-            lines.append(f"{name}: {ours.dtype} {tuple(ours.shape)} became {theirs.dtype} {tuple(theirs.shape)}")
-        elif not torch.equal(_bytes(ours), _bytes(theirs)):
-            lines.append(f"{name}: other bytes")
-    return sorted(lines)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+def _full(error: OSError, folder: Path) -> DiskFullError:
+    return DiskFullError(
+        f"no room for the model in {folder}: {error.strerror}",
+        path=folder,
+        needed_bytes=0,
+        free_bytes=0,
+        hint="free some space and run the script again",
+    )

@@ -1,17 +1,58 @@
-"""The tracked models as files."""
+"""The tracked models as files, and any model without a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from perdure.core.errors import ConfigError
-from perdure.models.export import export_tensors
+import torch
+from torch import nn
+
+from perdure.checkpoint.budget import Room
+from perdure.core.errors import CannotCarryError, ConfigError
+from perdure.models.export import export_model, file_stem
+from perdure.models.formats import Example, Exported, Facts, Source
+from perdure.models.live import as_example
+from perdure.training.world.modules import ModulePart
 from perdure.training.world.world import World
 
+_LIBRARIES = (
+    "perdure",
+    "torch",
+    "numpy",
+    "safetensors",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "keras",
+    "transformers",
+)
 
-def export_models(world: World, folder: Path, name: str, formats: Sequence[str]) -> dict[str, Path]:
-    """Write the tracked modules: a single one as ``name``, several as ``name-<their name>``.
+
+@dataclass(frozen=True)
+class Finished:
+    """What ``run.export`` knows of its run.
+
+    Attributes:
+        world: The tracked objects.
+        folder: Where the files go.
+        facts: For the card.
+        room: What may be written.
+    """
+
+    world: World
+    folder: Path
+    facts: Facts
+    room: Room | None = None
+
+
+def export_run(run: Finished, name: str, example: Any, formats: Sequence[str]) -> dict[str, Path]:
+    """Write the tracked modules: a single one as ``<run>-step-<step>``, several with their names in between.
 
     Returns:
         Format to path; with several modules, ``<their name>.<format>`` to path.
@@ -19,13 +60,143 @@ def export_models(world: World, folder: Path, name: str, formats: Sequence[str])
     Raises:
         ConfigError: No module is tracked.
     """
-    modules = world.state_dicts()
+    modules = run.world.modules
     if not modules:
         raise ConfigError("there is no model to export", hint="run.track(model=model) above the loop")
-    if len(modules) == 1:
-        return export_tensors(next(iter(modules.values())), folder, name, formats)
-    return {
-        f"{key}.{format}": path
-        for key, tensors in modules.items()
-        for format, path in export_tensors(tensors, folder, f"{name}-{key}", formats).items()
-    }
+    _check_examples(example, list(modules))
+    files: dict[str, Path] = {}
+    classic = _classic(run) if "pth-classic" in formats else {}
+    for key, module in modules.items():
+        single = len(modules) == 1
+        stem = file_stem(run.facts.run, name)
+        stem = file_stem("", stem if single else f"{stem}-{key}", run.facts.step)
+        mine = as_example(example if single else (example or {}).get(key))
+        source = source_of(module, mine, classic)
+        made = export_model(source, run.folder, stem, formats, run.facts, room=run.room)
+        files |= {each.format if single else f"{key}.{each.format}": each.path for each in made}
+    return files
+
+
+def _check_examples(example: Any, names: Sequence[str]) -> None:
+    """Several models take a dict of examples by their names."""
+    if len(names) < 2 or example is None or (isinstance(example, Mapping) and set(example) <= set(names)):
+        return
+    raise ConfigError(
+        f"{len(names)} models are tracked ({', '.join(names)}), and it is not said whose inputs the example is",
+        hint="give a dict: example={" + ", ".join(f"{name!r}: ..." for name in names) + "}",
+    )
+
+
+def source_of(module: Any, example: Example | None, classic: Mapping[str, Any] | None = None) -> Source:
+    """A live model as the source of an export, its tensors by canonical name."""
+    if is_keras(module):
+        return Source({}, module, example, framework="keras")
+    return Source(ModulePart("model", module).state_dict(), module, example, classic=classic or {})
+
+
+def is_keras(model: Any) -> bool:
+    """Whether it is a Keras model; on the torch backend these are torch modules too."""
+    return any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__)
+
+
+def export(
+    model: Any,
+    folder: str | os.PathLike[str],
+    name: str = "model",
+    *,
+    example: Any = None,
+    formats: Sequence[str] = ("pth", "safetensors"),
+) -> dict[str, Path]:
+    """Write a model as files that others load, each proved in a fresh process; without a run.
+
+    Before a long training it shows whether the formats that you will want can hold your model.
+
+    Args:
+        model: A ``torch.nn.Module`` or a ``keras.Model``; it is not changed.
+        folder: Where the files go; made if it is not there.
+        name: Stem of the file names.
+        example: What you would give to the model: a tensor or an array, a tuple of inputs, or a dict of inputs by
+            name. Formats with a graph need it; the others are also proved by their outputs with it.
+        formats: ``"pth"``, ``"pth-classic"``, ``"safetensors"``, ``"pt2"``, ``"onnx"``; for Keras models
+            ``"keras"``, ``"h5"``, ``"savedmodel"``, ``"onnx"``.
+
+    Returns:
+        Format to path.
+
+    Raises:
+        ConfigError: No model, an unknown format, or no example where one is needed.
+        CannotCarryError: A format cannot hold the model; it names the tensor or operator, and the format that can.
+        MissingExtraError: A format needs a package that is not installed.
+        DiskFullError: There is no room; nothing was written.
+        CorruptError: A file is not what it should be; it was removed.
+    """
+    if not isinstance(model, nn.Module) and not is_keras(model):
+        raise ConfigError(
+            f"a model is a torch.nn.Module or a keras.Model, got {type(model).__name__}",
+            hint="give the model itself",
+        )
+    facts = Facts(libraries=libraries())
+    source = source_of(model, as_example(example))
+    made = export_model(source, Path(folder).expanduser(), file_stem("", name), formats, facts)
+    return _paths(made)
+
+
+def _paths(made: Iterable[Exported]) -> dict[str, Path]:
+    return {each.format: each.path for each in made}
+
+
+def libraries() -> dict[str, str]:
+    """Versions of python and of the packages that have a part in model files."""
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def hardware(device: torch.device | None) -> dict[str, str]:
+    """What the training ran on; no card is asked that is not in use already."""
+    if device is None:
+        return {}
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        return {"device": device.type, "card": torch.cuda.get_device_name(device)}
+    return {"device": device.type}
+
+
+def _classic(run: Finished) -> dict[str, Any]:
+    """The dict that the tutorials of PyTorch save, without the model."""
+    facts = run.facts
+    found: dict[str, Any] = {"epoch": facts.epoch, "step": facts.step, "metrics": dict(facts.metrics)}
+    for path, optimizer in run.world.optimizers.items():
+        found[f"{path}_state_dict"] = optimizer.state_dict()
+    for part in run.world.parts():
+        value = part.value
+        if isinstance(value, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)):
+            found[f"{part.path}_state_dict"] = value.state_dict()
+    for key, value in found.items():
+        _check_plain(key, value)
+    return found
+
+
+def _check_plain(path: str, value: Any) -> None:
+    """Refuse what the safe loader would not read.
+
+    Raises:
+        CannotCarryError: It names the place.
+    """
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_plain(f"{path}.{key}", each)
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            _check_plain(f"{path}[{index}]", each)
+    elif not (value is None or isinstance(value, (bool, int, float, str, torch.Tensor)) or hasattr(value, "item")):
+        kind = type(value).__name__
+        raise CannotCarryError(
+            f"a pth-classic file cannot hold {path}: it is a {kind}, which the safe loader of torch refuses",
+            path=path,
+            type_name=kind,
+            hint='use the format "pth"; the whole state is in the checkpoints of the run',
+        )

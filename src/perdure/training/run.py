@@ -21,10 +21,11 @@ from perdure.core.limits import Limits
 from perdure.core.paths import RunPaths, check_name
 from perdure.core.say import say
 from perdure.data.generators import seed_global
+from perdure.models.formats import Facts
 from perdure.training import loops
 from perdure.training.device import check_accelerator, choose_device
 from perdure.training.engine import Engine
-from perdure.training.export import export_models
+from perdure.training.export import Finished, export_run, hardware, libraries
 from perdure.training.journal import Journal
 from perdure.training.pace import Pace
 from perdure.training.saving import Saver
@@ -211,21 +212,29 @@ class Run:
     def export(
         self, name: str = "model", *, example: Any = None, formats: Sequence[str] = ("pth", "safetensors")
     ) -> dict[str, Path]:
-        """Write the tracked models as files that others load; only once the run is finished.
+        """Write the tracked models as files that others load, each proved in a fresh process; at the end.
+
+        The files are ``export/<run>-step-<step>.<format>`` in the folder of the run, beside a card that describes
+        them; with another ``name`` than ``"model"`` they are ``<run>-<name>-step-...``. A file that is there and
+        proved already is not made again.
 
         Args:
-            name: Stem of the file names, in the folder ``export`` of the run.
-            example: Inputs of the model; none of the present formats needs them.
-            formats: Any of ``"pth"`` and ``"safetensors"``.
+            name: What the model is called.
+            example: What you would give to the model: a tensor, a tuple of inputs, or a dict of inputs by name.
+                Where several models are tracked, a dict of such examples by their names. Formats with a graph
+                need it; the others are also proved by their outputs with it.
+            formats: Any of ``"pth"``, ``"pth-classic"``, ``"safetensors"``, ``"pt2"``, ``"onnx"``.
 
         Returns:
-            Format to path.
+            Format to path; where several models are tracked, ``<their name>.<format>`` to path.
 
         Raises:
             LoopError: The run is not finished.
-            ConfigError: Nothing to export, or an unknown format.
+            ConfigError: Nothing to export, an unknown format, or no example where one is needed.
+            CannotCarryError: A format cannot hold the model; it names the tensor or operator, and one that can.
+            DiskFullError: There is no room; nothing was written.
+            CorruptError: A file is not what it should be; it was removed.
         """
-        del example
         if self._engine.looping and self._engine.left:
             self._engine.finish()  # the loop was left by break: this is its end
         if not self.finished:
@@ -233,7 +242,17 @@ class Run:
                 f"run {self._name!r} is at step {self.step} and not finished, so there is no model to export yet",
                 hint="put run.export(...) behind the loop",
             )
-        return export_models(self._state.world, self._paths.folder / "export", name, formats)
+        facts = Facts(
+            run=self._name,
+            step=self.step,
+            epoch=self.epoch,
+            batch=self.batch,
+            metrics=dict(self._journal.metrics),
+            libraries=libraries(),
+            hardware=hardware(self._device),
+        )
+        finished = Finished(self._state.world, self._paths.folder / "export", facts, self._store.room)
+        return export_run(finished, name, example, formats)
 
     # ---------------------------------------------------------------- where it stands
 

@@ -1,0 +1,166 @@
+"""The graph of a model, by torch.export: for ``.pt2``, for ``.onnx``, and to prove files of weights alone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from perdure.core.errors import CannotCarryError
+from perdure.models.formats import Example, Source
+from perdure.models.live import live_of, resized, twin_of
+
+AXIS = "batch"
+"""Name of the axis that may have any size."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced model.
+
+    Attributes:
+        program: With the weights of the model; it knows no example and no paths of this machine.
+        dynamic: The batch may have any size.
+        notes: What the user should know.
+    """
+
+    program: torch.export.ExportedProgram
+    dynamic: bool
+    notes: tuple[str, ...] = ()
+
+
+def graph_of(source: Source) -> Graph:
+    """Trace the live model's copy with its example; once an export.
+
+    Raises:
+        ConfigError: The model does not take the example.
+        CannotCarryError: torch.export cannot trace it.
+    """
+    if "graph" not in source.scratch:
+        try:
+            source.scratch["graph"] = _trace(source)
+        except CannotCarryError as error:
+            source.scratch["graph"] = error
+    graph = source.scratch["graph"]
+    if isinstance(graph, CannotCarryError):
+        raise graph
+    assert isinstance(graph, Graph)
+    return graph
+
+
+def _trace(source: Source) -> Graph:
+    live = live_of(source)
+    sizes = {batch.size for batch in live.batches}
+    example = live.batches[0].example
+    if len(sizes) > 1:
+        wide = (
+            example if live.batches[0].size > 1 else resized(example, 2)
+        )  # a size of 1 would be taken for a constant
+        for axis in (torch.export.Dim(AXIS, min=1), torch.export.Dim.AUTO):
+            with contextlib.suppress(Exception):  # the next way may do; the last one says why not
+                program = _exported(source, wide, axis)
+                if _is_dynamic(program):
+                    return Graph(_cleaned(program), True)
+    try:
+        program = _exported(source, example, None)
+    except Exception as error:
+        raise _cannot_trace(source, error) from error
+    return Graph(_cleaned(program), False, _fixed(source, live.batches[0].size))
+
+
+def _fixed(source: Source, size: int) -> tuple[str, ...]:
+    if not size or not source.dynamic:
+        return ()
+    return (f"the graph takes batches of {size} only: the model or torch.export fixes their size",)
+
+
+def _exported(source: Source, example: Example, axis: Any) -> torch.export.ExportedProgram:
+    twin, size = twin_of(source), live_of(source).batches[0].size
+
+    def axes(leaf: Any) -> Any:
+        batched = (
+            isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == max(size, 2 if size == 1 else 0)
+        )
+        return {0: axis} if batched else None
+
+    shapes = None
+    if axis is not None:
+        bound = inspect.signature(twin.forward).bind(*example.args, **example.kwargs)
+        shapes = pytree.tree_map(axes, dict(bound.arguments))
+    with quiet(), torch.no_grad():
+        return torch.export.export(
+            twin, tuple(example.args), dict(example.kwargs), dynamic_shapes=shapes, strict=False
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch's exporters say of themselves: deprecations inside torch, torchvision not being there."""
+    exporter = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = exporter.level
+    exporter.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        exporter.setLevel(level)
+
+
+def _is_dynamic(program: torch.export.ExportedProgram) -> bool:
+    return any(not isinstance(size, int) for shape in input_shapes(program) for size in shape)
+
+
+def input_shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
+    """Shapes of the tensors that go in; a symbol where any size goes."""
+    names = set(program.graph_signature.user_inputs)
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    return [tuple(node.meta["val"].shape) for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+
+
+def _cleaned(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Without the user's data and the paths of this machine, which torch.export would save with the graph."""
+    program._example_inputs = None
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return program
+
+
+def _cannot_trace(source: Source, error: Exception) -> CannotCarryError:
+    name = type(source.module).__name__
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return CannotCarryError(
+        f"torch.export cannot make a graph of {name}: {type(error).__name__}: {first}",
+        path=name,
+        type_name=type(error).__name__,
+        hint='a file of weights can hold it: use "pth" or "safetensors"; a graph cannot branch on values',
+    )
+
+
+def weightless(program: torch.export.ExportedProgram, path: Path) -> None:
+    """Save a graph whose weights are zeros that take no room: the file to be proved brings its own."""
+    bare = copy.copy(program)
+    bare._state_dict = {name: _zeros(tensor) for name, tensor in program.state_dict.items()}
+    save_program(bare, path)
+
+
+def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+    """``torch.export.save``, quietly."""
+    with quiet(), open(path, "wb") as file:
+        torch.export.save(program, file)
+
+
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    return torch.nn.Parameter(zeros, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else zeros

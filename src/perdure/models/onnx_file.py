@@ -1,0 +1,144 @@
+"""``.onnx``: graph and weights for other runtimes; proved by onnxruntime."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perdure.core.errors import CannotCarryError, MissingExtraError
+from perdure.models.formats import Format, Parity, Source, register
+from perdure.models.graph import AXIS, graph_of, quiet
+from perdure.models.live import live_of
+from perdure.models.proof import prove_graph
+from perdure.models.tensors import check_graph, check_tensors, full_bytes
+
+OPSET = 18
+"""Version of the operators in the file: what torch 2.6 to 2.13 write best and onnxruntime reads since 1.14."""
+
+EXTERNAL_BYTES = 1_900_000_000
+"""From here on the weights lie in a file of their own: one of protobuf ends at 2 GiB."""
+
+_FLOAT = 'onnxruntime computes nothing with it on a CPU: use "pt2", or export a copy: copy.deepcopy(model).float()'
+_USE_PT2 = 'use the format "pt2" or "safetensors"'
+_CANNOT_HOLD = {torch.bfloat16: _FLOAT} | dict.fromkeys(
+    (
+        value
+        for name, value in vars(torch).items()
+        if isinstance(value, torch.dtype) and name.startswith(("float8", "float4", "complex"))
+    ),
+    _USE_PT2,
+)
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+def _check(source: Source) -> None:
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"the format 'onnx' needs {' and '.join(missing)}, not installed here",
+            hint="pip install 'perdure[onnx]'",
+        )
+    check_graph(source, "onnx")
+    check_tensors(source, "an onnx file that can be proved", _CANNOT_HOLD)
+
+
+def external(source: Source) -> bool:
+    """Whether the weights go to a file of their own: known from the shapes, before anything is made."""
+    return full_bytes(source) > EXTERNAL_BYTES
+
+
+def _write(source: Source, path: Path) -> tuple[str, ...]:
+    graph = graph_of(source)
+    program = _converted(source)
+    for value in (*program.model.graph.inputs, *program.model.graph.outputs):
+        _name_axes(value)
+    _forget_this_machine(program.model)
+    program.save(path, external_data=external(source))
+    notes = (f"opset {OPSET}", *graph.notes)
+    return (*notes, f"its weights are in {path.name}.data beside it") if external(source) else notes
+
+
+def _converted(source: Source) -> Any:
+    """The graph in the words of ONNX, not rewritten by an optimiser: runtimes have their own, and names stay."""
+    live = live_of(source)
+    try:
+        with quiet(), contextlib.redirect_stdout(sys.stderr):
+            program = torch.onnx.export(
+                graph_of(source).program,
+                (),
+                input_names=_names(source),
+                output_names=_output_names(source, list(live.batches[0].outputs)),
+                opset_version=OPSET,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+    except Exception as error:
+        raise _cannot_convert(source, error) from error
+    assert program is not None
+    return program
+
+
+def _names(source: Source) -> list[str]:
+    return list(graph_of(source).program.graph_signature.user_inputs)
+
+
+def _output_names(source: Source, names: list[str]) -> list[str]:
+    """An output may not have the name of an input."""
+    inputs = set(_names(source))
+    return [f"{name}_out" if name in inputs else name for name in names]
+
+
+def _name_axes(value: Any) -> None:
+    """``batch`` for the symbol that torch.export made up."""
+    if value.shape is not None:
+        for index, size in enumerate(value.shape):
+            if not isinstance(size, int) and size.value is not None:
+                value.shape[index] = re.sub(r"\bs\d+\b", AXIS, str(size.value))
+
+
+def _forget_this_machine(model: Any) -> None:
+    """Take away the stack traces, which hold paths and lines of the user's code."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        graph.metadata_props.clear()
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None
+            for value in node.outputs:
+                value.metadata_props.clear()
+    model.metadata_props.clear()
+
+
+def _cannot_convert(source: Source, error: Exception) -> CannotCarryError:
+    text = str(error.__cause__ or error)
+    found = re.search(
+        r"No ONNX function found for <OpOverload\(op='([\w.:]+)'|No decompositions.*?'([\w.:]+)'", text
+    )
+    operator = next((name for name in found.groups() if name), "") if found else ""
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+    what = (
+        f"onnx has no word for the operator {operator}"
+        if operator
+        else f"the graph cannot be an onnx file: {first}"
+    )
+    return CannotCarryError(
+        what,
+        path=type(source.module).__name__,
+        type_name=operator or type(error).__name__,
+        hint='use the format "pt2"',
+    )
+
+
+def _prove(source: Source, path: Path) -> Parity:
+    return prove_graph(source, path, "onnx", "onnxruntime", all=False, inputs=_names(source))
+
+
+ONNX = register(
+    Format("onnx", ".onnx", "torch", "graph and weights for other runtimes", _check, full_bytes, _write, _prove)
+)

@@ -1,0 +1,263 @@
+"""Proves files in a process of their own, and says how far their outputs are from the live model's."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import xxhash
+
+from perdure.core.errors import CannotCarryError, ConfigError, CorruptError
+from perdure.core.intervals import format_duration
+from perdure.models.formats import Difference, Parity, Source
+from perdure.models.graph import graph_of, weightless
+from perdure.models.live import live_of
+from perdure.models.tensors import plain_tensors
+
+TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+    torch.complex64: 1e-4,
+    torch.complex128: 1e-9,
+}
+"""Accepted difference of an output, as a part of its largest value. Other types must be equal."""
+
+PROOF_S = 1800.0
+"""How long one file may take. Then its process is killed and the file is refused."""
+
+_CHILD = Path(__file__).with_name("_proof_child.py")
+
+
+class Prover:
+    """A process that proves one file after another; started when it is made, so that it loads while we write.
+
+    Args:
+        folder: An empty folder for what it is given; whoever made it removes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._errors = open(self.folder / "stderr", "w+b")  # noqa: SIM115  closed by close()
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
+        return subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD)],  # -P: modules beside the child must not hide others
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            encoding="utf-8",
+            env=environment,
+            cwd=self.folder,
+            start_new_session=True,
+        )
+
+    def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a job. A process that dies or hangs is an answer too, and the next job gets a new one."""
+        if self._process.poll() is not None:
+            self._process = self._start()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(job) + "\n")
+            self._process.stdin.flush()
+            line = _line(self._process.stdout)
+        except (BrokenPipeError, TimeoutError) as error:
+            line = ""
+            if isinstance(error, TimeoutError):
+                self._end()
+                return {"problems": [f"it was not proved within {format_duration(PROOF_S)}"]}
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        return {"problems": [f"the process that opened it {_ending(self._process.wait())}{self._last_words()}"]}
+
+    def _last_words(self) -> str:
+        lines = (self.folder / "stderr").read_text(errors="replace").strip().splitlines()
+        return f": {lines[-1]}" if lines else ""
+
+    def _end(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+        self._errors.close()
+
+
+def _line(stream: IO[str]) -> str:
+    """One line, or nothing where the stream ended.
+
+    Raises:
+        TimeoutError: There was none within ``PROOF_S``.
+    """
+    ready, _, _ = select.select([stream], [], [], PROOF_S)
+    if not ready:
+        raise TimeoutError
+    return stream.readline()
+
+
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def prover_of(source: Source) -> Prover:
+    """The process of this export; ended with it."""
+    if "prover" not in source.scratch:
+        folder = Path(tempfile.mkdtemp(prefix="proof-", dir=source.scratch.get("work")))
+        source.closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        prover = Prover(folder)
+        source.closing.callback(prover.close)
+        source.scratch["prover"] = prover
+    prover = source.scratch["prover"]
+    assert isinstance(prover, Prover)
+    return prover
+
+
+# -------------------------------------------------------------------- what should be in a file
+
+
+def expected_of(source: Source) -> dict[str, tuple[str, list[int], str]]:
+    """Name to type, shape and digest of each tensor; once an export."""
+    if "expected" not in source.scratch:
+        source.scratch["expected"] = {
+            name: (str(tensor.dtype), list(tensor.shape), _digest(tensor))
+            for name, tensor in plain_tensors(source).items()
+        }
+    expected: dict[str, tuple[str, list[int], str]] = source.scratch["expected"]
+    return expected
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    flat = tensor.reshape(-1)
+    data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def batches_file(source: Source) -> Path:
+    """Inputs and the live model's outputs as a file for the process."""
+    path = prover_of(source).folder / "batches.pt"
+    if not path.exists():
+        batches = [
+            {"args": list(b.example.args), "kwargs": dict(b.example.kwargs), "outputs": dict(b.outputs)}
+            for b in live_of(source).batches
+        ]
+        torch.save(batches, path)
+    return path
+
+
+# -------------------------------------------------------------------- proving
+
+
+def prove_weights(source: Source, path: Path, kind: str, loader: str, key: str = "") -> Parity:
+    """Prove a file of weights: bit by bit, and by the traced graph that carries them.
+
+    Raises:
+        CorruptError: It is not what was written, or its outputs differ.
+    """
+    job: dict[str, Any] = {"kind": kind, "path": str(path), "expected": expected_of(source), "key": key}
+    note = _why_no_graph(source)
+    if not note:
+        graph = prover_of(source).folder / "graph.pt2"
+        if not graph.exists():
+            weightless(graph_of(source).program, graph)
+        job |= {"graph": str(graph), "batches": str(batches_file(source))}
+    return _judged(source, path, loader, job, note)
+
+
+def _why_no_graph(source: Source) -> str:
+    """Why there is no forward pass; empty where there is one."""
+    if source.module is None:
+        return "no forward pass: there are only tensors, no model"
+    if source.example is None:
+        return "no forward pass: no example was given"
+    try:
+        names = set(graph_of(source).program.state_dict)
+    except (CannotCarryError, ConfigError) as error:
+        return f"no forward pass: {error.what}"
+    missing = sorted(names - set(source.tensors))
+    return f"no forward pass: the graph calls {missing[0]} what the file does not" if missing else ""
+
+
+def prove_graph(source: Source, path: Path, kind: str, loader: str, **more: Any) -> Parity:
+    """Prove a file that holds a graph.
+
+    Raises:
+        CorruptError: It is not what was written, or its outputs differ.
+    """
+    job = {"kind": kind, "path": str(path), "expected": expected_of(source), "batches": str(batches_file(source))}
+    return _judged(source, path, loader, {**job, **more}, "")
+
+
+def _judged(source: Source, path: Path, loader: str, job: Mapping[str, Any], note: str) -> Parity:
+    answer = prover_of(source).ask(job)
+    if answer.get("perdure"):
+        raise AssertionError("the process that proves has imported perdure")
+    problems = list(answer["problems"])
+    differences = tuple(_differences(source, answer.get("outputs", {})))
+    problems += [_too_far(each) for each in differences if not _near(each)]
+    if problems:
+        raise CorruptError(
+            f"the model file is not what it should be: {path.name}",
+            path=path,
+            problems=problems,
+            hint=_HINT_NUMBERS if differences else _HINT_BYTES,
+        )
+    sizes = tuple(batch.size for batch in live_of(source).batches) if differences else ()
+    return Parity(loader, int(answer.get("tensors", 0)), differences, sizes, note=note)
+
+
+_HINT_BYTES = (
+    "the disk or the memory of this machine is at fault, or the program that wrote it; the file was removed"
+)
+_HINT_NUMBERS = (
+    "the file was removed; the weights alone can be had: use the format 'pth' or 'safetensors'. Outputs that are "
+    "the place of a largest value may differ where two values are almost equal"
+)
+
+
+def _differences(source: Source, outputs: Mapping[str, Mapping[str, float]]) -> list[Difference]:
+    if not outputs:
+        return []
+    live = live_of(source).batches[0].outputs
+    return [
+        Difference(
+            name,
+            str(live[name].dtype).removeprefix("torch."),
+            found["largest"],
+            TOLERANCES.get(live[name].dtype, 0.0),
+            found["scale"],
+        )
+        for name, found in outputs.items()
+    ]
+
+
+def _near(difference: Difference) -> bool:
+    return difference.largest <= difference.tolerance * difference.scale
+
+
+def _too_far(difference: Difference) -> str:
+    allowed = difference.tolerance * difference.scale
+    return (
+        f"output {difference.name} is off by {difference.largest:.3g}, where {allowed:.3g} is allowed "
+        f"({difference.tolerance:g} of the largest value, {difference.scale:.3g})"
+    )

@@ -1,0 +1,53 @@
+"""``.safetensors``: named tensors and nothing else; complete for readers that know no ties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from perdure.models.formats import Format, Parity, Source, register
+from perdure.models.proof import prove_weights
+from perdure.models.tensors import check_tensors, full_bytes, plain_tensors
+
+_USE_PTH = 'use the format "pth"'
+_CANNOT_HOLD = dict.fromkeys(
+    (
+        getattr(torch, name)
+        for name in (
+            "complex32",
+            "complex128",
+            "float8_e4m3fnuz",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+            "float4_e2m1fn_x2",
+        )
+        if hasattr(torch, name)
+    ),
+    _USE_PTH,
+)
+"""Types that it, or a version of it that people have, has no word for."""
+
+
+def _check(source: Source) -> None:
+    check_tensors(source, "a safetensors file", _CANNOT_HOLD)
+
+
+def _write(source: Source, path: Path) -> tuple[str, ...]:
+    seen: set[int] = set()
+    copies = {}
+    for name, tensor in plain_tensors(source).items():
+        copies[name] = tensor.clone() if id(tensor) in seen else tensor
+        seen.add(id(tensor))
+    save_file(copies, path, metadata={"format": "pt"})  # transformers refuses files without this word
+    return ()
+
+
+def _prove(source: Source, path: Path) -> Parity:
+    return prove_weights(source, path, "safetensors", "safetensors.torch.load_file")
+
+
+SAFETENSORS = register(
+    Format("safetensors", ".safetensors", "torch", "named tensors, no code", _check, full_bytes, _write, _prove)
+)
