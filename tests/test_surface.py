@@ -18,6 +18,7 @@ EXPORTS = [
 SIGNATURES = {
     "Run": "(name, root=None, *, save_every='auto', keep=None, limits=None, accelerator='auto', resume=True, seed=None)",
     "Run.track": "(self, **objects)",
+    "Run.start_from": "(self, path, *, only=None, trust=False)",
     "Run.epochs": "(self, count, *, extend=False)",
     "Run.steps": "(self, count, *, extend=False)",
     "Run.batches": "(self, loader)",
@@ -32,7 +33,7 @@ SIGNATURES = {
     "doctor": "(*, require=None)",
     "export": "(model, folder, name='model', *, example=None, formats=('pth', 'safetensors'))",
     "save": "(path, **objects)",
-    "restore": "(path, **objects)",
+    "restore": "(path, *, trust=False, **objects)",
 }
 PROPERTIES = {
     "batch", "device", "epoch", "finished", "folder", "name", "resumed_from", "step", "time_left", "vars",
@@ -46,7 +47,11 @@ COMMANDS = {
     "status": {"--root", "--json"},
     "checkpoints": {"--root", "--json"},
     "verify": {"--root", "--json"},
-}
+    "export": {
+        "--model", "--format", "--example", "--input-shape", "--only", "--average", "--name", "--out", "--push",
+        "--root", "--json",
+    },
+}  # fmt: skip
 
 
 def signature(name: str) -> str:

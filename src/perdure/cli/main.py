@@ -14,6 +14,7 @@ import typer
 from perdure.cli.checkpoints import checkpoints_command
 from perdure.cli.demo import demo_command
 from perdure.cli.doctor import doctor_command
+from perdure.cli.export import export_command
 from perdure.cli.output import complain
 from perdure.cli.rehearse import rehearse_command
 from perdure.cli.run import run_command
@@ -56,6 +57,7 @@ app.command("rehearse", short_help="The platform in small: kills, windows, a ver
 app.command("status")(status_command)
 app.command("checkpoints")(checkpoints_command)
 app.command("verify")(verify_command)
+app.command("export", short_help="Model files out of a checkpoint, each proved.")(export_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
