@@ -6,7 +6,7 @@ import atexit
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,9 +28,11 @@ from perdure.training.engine import Engine
 from perdure.training.export import Finished, export_run, hardware, libraries
 from perdure.training.journal import Journal
 from perdure.training.pace import Pace
+from perdure.training.restored import Restored
 from perdure.training.saving import Saver
 from perdure.training.schedule import SaveSchedule
 from perdure.training.session import current_session
+from perdure.training.starting import start_from
 from perdure.training.state import RunState
 from perdure.training.statement import state_at_start
 from perdure.training.status import StatusBoard
@@ -156,6 +158,32 @@ class Run:
         """
         self._open()
         self._state.track(objects)
+
+    def start_from(
+        self, path: str | Path, *, only: Collection[str] | None = None, trust: bool = False
+    ) -> Restored | None:
+        """Begin with the states in a file, where the run starts afresh; nothing happens where it resumes.
+
+        What the file does not hold of the tracked objects is left as it is. What was taken over and what was not
+        is said on stderr.
+
+        Args:
+            path: What ``perdure.restore`` reads: a ``.pth``, a Lightning ``.ckpt``, a ``.safetensors`` file, a
+                folder of transformers, a file of Keras, the checkpoint of another run ...
+            only: Names of the tracked objects that are filled, for example ``["model"]``; all by default.
+            trust: Let a file of ``torch.save`` make any object, which may run any code.
+
+        Returns:
+            The statement; None where the run resumes, and the file is not even looked at.
+
+        Raises:
+            LoopError: The loop has begun.
+            ConfigError: Nothing is tracked, or not under that name.
+            StateMismatchError: It does not fit, or holds nothing of what is tracked.
+            NoCheckpointError, CorruptError, UnreadableError, UnsafeFileError: It cannot be read.
+        """
+        self._open()
+        return start_from(self._name, self._engine, self._journal, Path(path), only=only, trust=trust)
 
     def epochs(self, count: int, *, extend: bool = False) -> Iterator[int]:
         """Loop over epochs, from where the run stands; the run is finished after the last.

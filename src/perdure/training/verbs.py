@@ -5,49 +5,28 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from perdure.checkpoint.manifest import MANIFEST
-from perdure.checkpoint.reader import Checkpoint, open_checkpoint
 from perdure.checkpoint.retention import Keep
-from perdure.checkpoint.search import Found, find_checkpoints, list_run
+from perdure.checkpoint.search import list_run
 from perdure.checkpoint.snapshot import Snapshot
 from perdure.checkpoint.store import Store
-from perdure.core.errors import CheckpointError, ConfigError, CorruptError, FormatVersionError, NoCheckpointError
+from perdure.core.errors import ConfigError
 from perdure.core.paths import RunPaths
 from perdure.core.progress import Position
 from perdure.tensors.carried import Pickled
-from perdure.tensors.encoding import flatten, to_buffers, unflatten
-from perdure.training.foreign import read_foreign, take_over
+from perdure.tensors.encoding import flatten, to_buffers
+from perdure.training.coming_in import bring_in
+from perdure.training.restored import Restored
 from perdure.training.world.world import World
 
 __all__ = ["Pickled", "Restored", "restore", "save"]
 
 NAME = "perdure.save"
 """The name of the run in checkpoints that ``save`` makes."""
-
-
-@dataclass(frozen=True)
-class Restored:
-    """What ``restore`` did.
-
-    Attributes:
-        path: The checkpoint folder or file that was read.
-        taken: Names of the objects that were restored.
-        left: What else it holds: the values of a foreign file by key; names of objects with None.
-    """
-
-    path: Path
-    taken: tuple[str, ...]
-    left: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        left = f"; not taken: {', '.join(self.left)}" if self.left else ""
-        return f"restored {', '.join(self.taken)} from {self.path}{left}"
 
 
 def save(path: str | os.PathLike[str], **objects: Any) -> Path:
@@ -88,33 +67,30 @@ def save(path: str | os.PathLike[str], **objects: Any) -> Path:
         store.close()
 
 
-def restore(path: str | os.PathLike[str], **objects: Any) -> Restored:
+def restore(path: str | os.PathLike[str], *, trust: bool = False, **objects: Any) -> Restored:
     """Put saved states back into live objects, in place.
 
     Args:
-        path: What ``save`` was given; a run folder or one checkpoint in it; or a ``.pth`` file of ``torch.save``
-            with the usual keys (``model_state_dict``, ``optimizer``, ``state_dict`` ...) or a bare state_dict, with
-            or without the prefixes of DataParallel and torch.compile.
+        path: What ``save`` was given; a run folder or one checkpoint in it; or what others wrote: a file of
+            ``torch.save`` with the usual keys (``model_state_dict``, ``optimizer``, ``state_dict`` ...) or a bare
+            state_dict, a Lightning ``.ckpt``, a ``.safetensors`` file, a folder or index of transformers or PEFT, a
+            file of Keras. Prefixes of DataParallel and torch.compile do not matter, here and there.
+        trust: Let a file of ``torch.save`` make any object, which may run any code.
         objects: The live objects, by the names they were saved under; a foreign file is asked for the usual names.
 
     Returns:
-        What was taken over and what was not.
+        The statement: what was taken over and what was not.
 
     Raises:
         NoCheckpointError: There is nothing at ``path``.
         StateMismatchError: An object is not in it, or does not fit; nothing was changed in modules and optimizers.
         CorruptError, UnreadableError, FormatVersionError: It cannot be read.
-        UnsafeFileError: It is a pickle that could run code.
+        UnsafeFileError: It is a pickle that could run code, and ``trust`` is False.
+        ConfigError: It is a file of a kind that holds no states by name.
     """
-    source = Path(path)
-    world = _tracked(objects)
-    if source.is_file():
-        left: Mapping[str, Any] = take_over(source, read_foreign(source), world)
-        return Restored(source, tuple(objects), left)
-    checkpoint = _newest(source)
-    tree = unflatten(checkpoint.values, checkpoint.buffer)["objects"]
-    world.restore(tree)
-    return Restored(checkpoint.folder, tuple(objects), {name: None for name in tree if name not in objects})
+    if not objects:
+        raise ConfigError("no objects were given", hint="name them: model=model, optimizer=optimizer")
+    return bring_in(Path(path), objects, trust=trust)
 
 
 def _tracked(objects: Mapping[str, Any]) -> World:
@@ -134,29 +110,3 @@ def _writable(folder: Path) -> Path:
                 f"{folder} holds checkpoints of the run {found.manifest.run!r}", hint="save to a folder of its own"
             )
     return folder
-
-
-def _newest(source: Path) -> Checkpoint:
-    """The checkpoint at a path: that one, or the newest below it that verifies."""
-    if (source / MANIFEST).exists():
-        return open_checkpoint(source)
-    found = find_checkpoints(source)
-    _check_one_run(source, found)
-    errors: list[CheckpointError] = []
-    for item in found:
-        try:
-            return open_checkpoint(item.folder)
-        except (CorruptError, FormatVersionError) as error:
-            errors.append(error)
-    if not errors:
-        hint = "check the path; perdure checkpoints lists what is in a folder"
-        raise NoCheckpointError(f"there is no checkpoint at {source}", path=source, hint=hint)
-    raise errors[0]
-
-
-def _check_one_run(source: Path, found: list[Found]) -> None:
-    runs = sorted({item.manifest.run for item in found if item.manifest is not None})
-    if len({item.manifest.run_id for item in found if item.manifest is not None}) > 1:
-        raise ConfigError(
-            f"{source} holds checkpoints of several runs: {', '.join(runs)}", hint="give the folder of one of them"
-        )

@@ -64,6 +64,11 @@ class World:
         return set(self._objects)
 
     @property
+    def objects(self) -> dict[str, Any]:
+        """The tracked objects, by name."""
+        return dict(self._objects)
+
+    @property
     def modules(self) -> dict[str, nn.Module]:
         """The tracked modules, by path: ``model``, ``nets.g``."""
         return {part.path: part.value for part in self.parts() if isinstance(part, ModulePart)}

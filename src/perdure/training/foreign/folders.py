@@ -1,0 +1,132 @@
+"""safetensors files, models in several files with an index, and the folders of transformers and PEFT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from perdure.core.errors import NoCheckpointError
+from perdure.training.foreign.content import Content, corrupt
+from perdure.training.foreign.torchfile import load, read_torch, unreadable
+
+MODELS = (
+    *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"),
+    *("adapter_model.safetensors", "adapter_model.bin"),
+)
+"""What a model is called in a folder of transformers or PEFT, the best one first."""
+
+_BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
+"""What transformers' Trainer puts beside the model; its state and generators are in further files."""
+_STATE, _UNREAD = "trainer_state.json", ("training_args.bin", "rng_state.pth")
+
+
+def read_safetensors(path: Path) -> Content:
+    """The content of a ``.safetensors`` file.
+
+    Raises:
+        CorruptError: It is torn, or no such file.
+        UnreadableError: The system does not let it be read.
+    """
+    return Content(path, "a safetensors file", _tensors(path), True)
+
+
+def _tensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise corrupt(path, f"is no whole safetensors file: {error}") from None
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return tensors
+
+
+def read_index(path: Path, *, trust: bool = False) -> Content:
+    """A model in several files, by its ``...index.json``.
+
+    Raises:
+        CorruptError: The index or one of its files is damaged or missing.
+        UnreadableError, UnsafeFileError: As for one file.
+    """
+    placed = _placed(path)
+    tensors: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    for file in sorted(set(placed.values())):
+        part = path.with_name(file)
+        if not part.exists():
+            raise corrupt(path, f"{file} belongs to it and is not there")
+        if file.endswith(".safetensors"):
+            tensors |= _tensors(part)
+        else:
+            content = read_torch(part, trust=trust)
+            tensors, notes = tensors | dict(content.values), notes + content.notes
+    missing = sorted(set(placed) - set(tensors))
+    if missing:
+        raise corrupt(path, f"no file holds {', '.join(missing[:5])}")
+    return Content(path, f"a model in {len(set(placed.values()))} files", tensors, True, notes)
+
+
+def _placed(path: Path) -> dict[str, str]:
+    """Tensor to file, from an index; files are beside it and nowhere else."""
+    try:
+        placed = json.loads(path.read_bytes())["weight_map"]
+        wrong = [file for file in placed.values() if Path(file).name != file]
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise corrupt(path, "is no index of a model in several files") from None
+    if wrong:
+        raise corrupt(path, f"names a file outside of its folder: {wrong[0]}")
+    found: dict[str, str] = placed
+    return found
+
+
+def find_model(folder: Path) -> Path | None:
+    """The model in a folder of transformers or PEFT; None if there is none."""
+    return next((folder / name for name in MODELS if (folder / name).is_file()), None)
+
+
+def read_folder(folder: Path, *, trust: bool = False) -> Content:
+    """A folder of transformers (a saved model, or a checkpoint of its Trainer) or PEFT.
+
+    Raises:
+        NoCheckpointError: There is no model in it.
+        CorruptError, UnreadableError, UnsafeFileError: As for the files.
+    """
+    found = find_model(folder)
+    if found is None:
+        raise NoCheckpointError(f"there is no model in {folder}", path=folder, hint=f"it looks for {MODELS[0]} ...")
+    read = read_index if found.name.endswith(".json") else read_model_file
+    model = read(found, trust=trust)
+    if not model.bare:  # an adapter or model file that somebody made with sections of their own
+        return model
+    beside = dict(_beside(folder, trust=trust))
+    state = beside.get(_STATE, {})
+    step = f", step {state['global_step']}" if isinstance(state, dict) and "global_step" in state else ""
+    kind = "an adapter of PEFT" if found.name.startswith("adapter") else "a model of transformers"
+    form = f"a checkpoint of transformers' Trainer{step}" if beside else f"{kind}, {found.name}"
+    return Content(folder, form, {"model": model.values, **beside}, notes=model.notes)
+
+
+def read_model_file(path: Path, *, trust: bool = False) -> Content:
+    """A ``.safetensors`` file or one of ``torch.save``, by its name."""
+    return read_safetensors(path) if path.suffix == ".safetensors" else read_torch(path, trust=trust)
+
+
+def _beside(folder: Path, *, trust: bool) -> Iterator[tuple[str, Any]]:
+    for key, file in _BESIDE.items():
+        if (folder / file).is_file():
+            yield key, load(folder / file, trust=trust)
+    if (folder / _STATE).is_file():
+        try:
+            yield _STATE, json.loads((folder / _STATE).read_bytes())
+        except ValueError:
+            raise corrupt(folder / _STATE, "is no JSON") from None
+    for file in _UNREAD:
+        if (folder / file).is_file():
+            yield file, folder / file
