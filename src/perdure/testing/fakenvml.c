@@ -169,6 +169,7 @@ API nvmlInitWithFlags(unsigned flags) {
     return state;
 }
 API nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+API nvmlInit(void) { return nvmlInitWithFlags(0); }
 API nvmlShutdown(void) {
     ENTER;
     if (!users) return UNINITIALIZED;
