@@ -14,7 +14,7 @@ def fake_folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture()
+@pytest.fixture
 def stage(fake_folder, monkeypatch):
     """The fake NVML in this process and its children; it begins without a driver: ``stage.set(Scene(...))``."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):

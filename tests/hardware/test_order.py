@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,9 +30,7 @@ def order_of_torch(setting, monkeypatch):
 
 @given(setting=settings)
 def test_any_setting_gives_the_cards_that_torch_sees(setting):
-    from pytest import MonkeyPatch
-
-    with MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         expected = None
         try:
             expected = order_of_torch(setting, patch)
