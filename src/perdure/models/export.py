@@ -73,7 +73,7 @@ def export_model(
     for format in chosen:
         format.check(source)
     with ExitStack() as closing, generators_untouched():
-        work = closing.enter_context(workplace(folder))
+        work = closing.enter_context(workplace(folder.absolute()))  # the process works elsewhere
         source.scratch["work"] = work
         closing.push(source.closing)
         return _Export(source, folder, work, stem, facts, room).run(chosen)
