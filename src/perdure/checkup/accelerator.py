@@ -142,7 +142,7 @@ def _name_it(name: str) -> str:
 
 def _fits(wanted: Accelerator, cards: Sequence[Card], environment: Mapping[str, str]) -> bool:
     if not wanted.card:
-        return _tpu(environment) != ""
+        return tpu(environment) != ""
     name = re.compile(rf"\b{re.escape(wanted.card)}\b", re.IGNORECASE)
     count_fits = len(cards) == wanted.count if wanted.count else bool(cards)
     return count_fits and all(name.search(card.name) for card in cards)
@@ -151,10 +151,10 @@ def _fits(wanted: Accelerator, cards: Sequence[Card], environment: Mapping[str, 
 def _given(cards: Sequence[Card], environment: Mapping[str, str]) -> str:
     if cards:
         return counted([card.name for card in cards])
-    return _tpu(environment) or "the CPU, with no accelerator at all"
+    return tpu(environment) or "the CPU, with no accelerator at all"
 
 
-def _tpu(environment: Mapping[str, str]) -> str:
+def tpu(environment: Mapping[str, str]) -> str:
     """The TPU of this session; empty without one."""
     value = next((environment[name] for name in TPU_VARIABLES if environment.get(name)), "")
     return f"TPU {value}" if value else ""

@@ -26,13 +26,14 @@ LIBRARY_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib64-nvidia", "/usr/lib/x86
 """Where hosts put the driver's libraries; Kaggle and Colab name theirs in ``LD_LIBRARY_PATH`` only."""
 
 
-def driver_check(cards: Cards | Unknown, expected: str, platform: str) -> Check:
+def driver_check(cards: Cards | Unknown, expected: str, platform: str, *, may_lack: bool = False) -> Check:
     """The driver, and why no card can be used if none can.
 
     Args:
         cards: What NVML says.
         expected: Why a card is expected here; empty if none is.
         platform: Where this is.
+        may_lack: A machine like this may well have no card.
     """
     if isinstance(cards, Unknown):
         return Check("driver", "failed", f"NVML gives no answer: {cards.why}", fix("nvml", platform))
@@ -43,7 +44,7 @@ def driver_check(cards: Cards | Unknown, expected: str, platform: str) -> Check:
         "notes": list(cards.notes),
     }
     if cards.trouble:
-        state, remedy = _state_of(cards.trouble_code, expected, platform), fix(cards.trouble_code, platform)
+        state, remedy = _state_of(cards.trouble_code, expected, may_lack), fix(cards.trouble_code, platform)
         folder = _library_folder() if cards.trouble_code == "no-library" and expected else None
         if folder is not None:
             remedy = f"export LD_LIBRARY_PATH={folder} (it is not set in this shell), then start Python anew"
@@ -54,11 +55,10 @@ def driver_check(cards: Cards | Unknown, expected: str, platform: str) -> Check:
     return Check("driver", "ok", fact, details=details)
 
 
-def _state_of(code: str, expected: str, platform: str) -> State:
+def _state_of(code: str, expected: str, may_lack: bool) -> State:
     if expected or code not in ABSENT | {"hidden"}:
         return "failed"
-    # a session without a card is lent to those who forgot the switch, and to those who want none
-    return "note" if platform == "local" or code == "hidden" else "warning"
+    return "note" if may_lack or code == "hidden" else "warning"
 
 
 def _library_folder() -> Path | None:

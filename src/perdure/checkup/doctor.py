@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from perdure.checkup.accelerator import GPU, Asked, accelerator_check, asked_in_metadata, check_required, is_card
+from perdure.checkup.accelerator import GPU, Asked, accelerator_check, asked_in_metadata, check_required, is_card, tpu
 from perdure.checkup.cards import card_checks, driver_check, precision_checks, usable
 from perdure.checkup.checks import Check, Checkup
 from perdure.checkup.frameworks import framework_checks
@@ -157,7 +157,9 @@ def _gpu_checks(how: Look, answers: Mapping[str, Any], promised: str, platform: 
     if not expected and platform == "kaggle" and is_card(asked.name):
         expected = f"asked for in {asked.where}"
     given = accelerator_check(required, asked, there, how.environment, platform)
-    driver = driver_check(cards, expected, platform)
+    # a hosted session without a card is lent to those who forgot the switch, too
+    may_lack = platform == "local" or bool(tpu(how.environment))
+    driver = driver_check(cards, expected, platform, may_lack=may_lack)
     if driver.state == "failed" and any(probe.works for probe in probes.values()):
         driver = replace(driver, state="warning")  # a container may have CUDA and no NVML: nothing can be watched
     checks = [driver, *card_checks(cards, platform), *([given] if given else [])]

@@ -40,7 +40,7 @@ def main(framework: str) -> int:
         out.flush()
 
     if importlib.util.find_spec(framework) is None:
-        tell(installed=False)
+        tell(installed=False, done=True)
         return 0
     tell(installed=True, stage=f"importing {framework}")
     try:
@@ -66,16 +66,19 @@ def ask_torch() -> Iterator[dict[str, Any]]:
         yield {"architectures": torch.cuda.get_arch_list()}
     for index in range(count):
         known = torch.cuda.get_device_properties(index)
+        place = f"cuda:{index}"
         yield {
-            "device": f"cuda:{index}",
+            "device": place,
             "name": known.name,
             "capability": [known.major, known.minor],
             "memory_bytes": known.total_memory,
-            "stage": f"running a kernel on cuda:{index} ({known.name})",
+            "stage": f"running a kernel on {place} ({known.name})",
         }
-        yield _outcome(f"cuda:{index}", partial(_compute_torch, torch, index))
-        yield {"stage": f"timing cuda:{index} ({known.name})"}
-        yield _outcome(f"cuda:{index}", partial(_torch_speeds, torch, index), "untimed")
+        outcome = _outcome(place, partial(_compute_torch, torch, place))
+        yield outcome
+        if outcome.get("right"):
+            yield {"stage": f"timing {place} ({known.name})"}
+            yield _outcome(place, partial(_torch_speeds, torch, place), "untimed")
 
 
 def _why_no_cuda(torch: Any) -> str:
@@ -86,16 +89,15 @@ def _why_no_cuda(torch: Any) -> str:
     return ""
 
 
-def _compute_torch(torch: Any, index: int) -> dict[str, Any]:
+def _compute_torch(torch: Any, place: str) -> dict[str, Any]:
     """A matrix product, and a convolution, which goes through cuDNN."""
     torch.manual_seed(0)
     x_MK, w_KN = torch.randn(SIZE, SIZE), torch.randn(SIZE, SIZE)
     images_BCHW, w_OCHW = torch.randn(4, 3, 32, 32), torch.randn(8, 3, 3, 3)
-    device = torch.device("cuda", index)
     begun = time.perf_counter()
-    product_MN = (x_MK.to(device) @ w_KN.to(device)).cpu()
+    product_MN = (x_MK.to(place) @ w_KN.to(place)).cpu()
     seconds = time.perf_counter() - begun
-    maps_BOHW = torch.conv2d(images_BCHW.to(device), w_OCHW.to(device)).cpu()
+    maps_BOHW = torch.conv2d(images_BCHW.to(place), w_OCHW.to(place)).cpu()
     off = max(
         _off(product_MN - x_MK @ w_KN, product_MN),
         _off(maps_BOHW - torch.conv2d(images_BCHW, w_OCHW), maps_BOHW),
@@ -109,17 +111,17 @@ def _off(difference: Any, value: Any) -> float:
     return off if math.isfinite(off) else 1e9
 
 
-def _torch_speeds(torch: Any, index: int) -> dict[str, dict[str, float]]:
+def _torch_speeds(torch: Any, place: str) -> dict[str, dict[str, float]]:
     """Matrix products in TFLOP/s, by precision: the best of a few."""
     speeds = {}
     for dtype in ("float32", "float16", "bfloat16"):
-        x_MM = torch.ones(FAST_SIZE, FAST_SIZE, device=torch.device("cuda", index), dtype=getattr(torch, dtype))
+        x_MM = torch.ones(FAST_SIZE, FAST_SIZE, device=place, dtype=getattr(torch, dtype))
         taken = []
         for _ in range(4):
-            torch.cuda.synchronize(index)
+            torch.cuda.synchronize(place)
             begun = time.perf_counter()
             x_MM @ x_MM
-            torch.cuda.synchronize(index)
+            torch.cuda.synchronize(place)
             taken.append(time.perf_counter() - begun)
         speeds[dtype] = 2 * FAST_SIZE**3 / min(taken) / 1e12
     return {"speeds": speeds}
