@@ -1,79 +1,82 @@
-"""The state of an optimizer as torch has it, out of a checkpoint, for the classic dict in a ``.pth``."""
+"""What the classic dict in a ``.pth`` holds beside the model, out of a checkpoint: states as torch has them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from perdure.checkpoint.reader import Checkpoint, read_manifest
 from perdure.core.errors import CannotCarryError
 from perdure.models.from_checkpoint import LIVE, Weights
 from perdure.tensors.decoding import unflatten
 
+_PLAIN = (bool, int, float, str, bytes, torch.Tensor)
+
 
 def classic_of(folder: Path, weights: Weights) -> dict[str, Any]:
-    """What people keep beside ``model_state_dict``: ``epoch``, ``step``, and ``optimizer_state_dict`` if it fits.
+    """``epoch``, ``step``, ``metrics``, and ``<name>_state_dict`` of each optimizer and scheduler.
 
-    The optimizer is the one that trains this module and nothing else; an average has none. Its parameters, which
-    checkpoints have by name, get the numbers that torch gives them: their places in the groups.
+    The parameters of an optimizer, which checkpoints have by name, get the numbers that torch gives them: their
+    places in its groups. An average has no optimizer and no scheduler: theirs are those of the live weights.
 
     Args:
         folder: The checkpoint.
         weights: The model.
 
     Raises:
-        CannotCarryError: Several optimizers train this module, or one trains other modules too.
+        CannotCarryError: A state holds what the safe loader of torch would not read; it names the place.
         CorruptError: Its bytes are not what was written.
     """
     checkpoint = Checkpoint(folder, read_manifest(folder))
-    position = checkpoint.manifest.position
-    found: dict[str, Any] = {"epoch": position.epoch, "step": position.step}
-    trainers = {path: part for path, part in _optimizers(checkpoint).items() if _trains(part, weights.module)}
-    if not trainers or weights.which != LIVE:
-        return found
-    if len(trainers) > 1 or not all(_fits(part, weights) for part in trainers.values()):
-        raise CannotCarryError(
-            f"the classic dict has one optimizer of one model; {weights.module} is trained by {_listed(trainers)}",
-            path=next(iter(trainers)),
-            type_name="optimizer",
-            hint='use the format "pth" for the weights; perdure.restore reads the checkpoint itself',
-        )
-    ((_, part),) = trainers.items()
-    (layer,) = part["layers"].values()
-    return found | {"optimizer_state_dict": _as_torch(unflatten(layer, checkpoint.buffer))}
+    manifest = checkpoint.manifest
+    position = manifest.position
+    found: dict[str, Any] = {"epoch": position.epoch, "step": position.step, "metrics": dict(manifest.metrics)}
+    if weights.which == LIVE:
+        found |= {f"{path}_state_dict": state for path, state in _states(checkpoint)}
+    for path, value in found.items():
+        _check_plain(path, value)
+    return found
 
 
-def _optimizers(checkpoint: Checkpoint) -> dict[str, Any]:
+def _states(checkpoint: Checkpoint) -> Iterator[tuple[str, Any]]:
+    """The states of optimizers, and of what counts its steps as schedulers do, by path."""
     objects = checkpoint.values.get("objects", {})
-    parts = {path: part for saved in objects.values() for path, part in saved.items()}
-    return {path: part for path, part in parts.items() if part["kind"] == "optimizer"}
+    for path, part in ((path, part) for saved in objects.values() for path, part in saved.items()):
+        if part["kind"] == "optimizer":
+            yield path, _optimizer_state(part, checkpoint)
+        elif part["kind"] == "stateful" and isinstance(part["state"], dict) and "last_epoch" in part["state"]:
+            yield path, unflatten(part["state"], checkpoint.buffer)
 
 
-def _listed(trainers: Mapping[str, Any]) -> str:
-    return ", ".join(trainers) if len(trainers) > 1 else f"{next(iter(trainers))}, which trains more"
+def _optimizer_state(part: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
+    if "own" in part:  # a wrapper says more of itself than torch's optimizers do
+        return unflatten(part["own"], checkpoint.buffer)
+    layer = unflatten(part["layers"][""], checkpoint.buffer)  # the outermost
+    groups = layer["groups"]
+    numbers = {name: number for number, name in enumerate(name for group in groups for name in group["members"])}
+    return {
+        "state": {numbers[name]: state for name, state in layer["state"].items() if name in numbers},
+        "param_groups": [
+            {**group["options"], "params": [numbers[name] for name in group["members"]]} for group in groups
+        ],
+    }
 
 
-def _members(part: Mapping[str, Any]) -> set[str]:
-    groups = [group for layer in part["layers"].values() for group in layer["groups"]]
-    return {name for group in groups for name in group["members"]}
-
-
-def _trains(part: Mapping[str, Any], module: str) -> bool:
-    return any(name.startswith(f"{module}.") for name in _members(part))
-
-
-def _fits(part: Mapping[str, Any], weights: Weights) -> bool:
-    """One plain optimizer, whose parameters are all in this module."""
-    known = {f"{weights.module}.{name}" for name in weights.tensors}
-    return len(part["layers"]) == 1 and _members(part) <= known
-
-
-def _as_torch(layer: Mapping[str, Any]) -> dict[str, Any]:
-    names = [name for group in layer["groups"] for name in group["members"]]
-    numbers = {name: number for number, name in enumerate(names)}
-    groups = [
-        {**group["options"], "params": [numbers[name] for name in group["members"]]} for group in layer["groups"]
-    ]
-    state = {numbers[name]: state for name, state in layer["state"].items() if name in numbers}
-    return {"state": {**state, **layer["shared"]}, "param_groups": groups}
+def _check_plain(path: str, value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _check_plain(f"{path}.{key}", each)
+    elif isinstance(value, (list, tuple)):
+        for index, each in enumerate(value):
+            _check_plain(f"{path}[{index}]", each)
+    elif value is not None and not isinstance(value, _PLAIN) and not hasattr(value, "item"):
+        kind = type(value).__name__
+        raise CannotCarryError(
+            f"a pth-classic file cannot hold {path}: it is a {kind}, which the safe loader of torch refuses",
+            path=path,
+            type_name=kind,
+            hint='use the format "pth"; the whole state is in the checkpoint',
+        )

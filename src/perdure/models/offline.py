@@ -90,26 +90,27 @@ def export_read(read: Read, request: Request, model: nn.Module | None = None) ->
 
 
 def _exported(read: Read, weights: Weights, request: Request, model: nn.Module | None) -> Made:
-    position = read.manifest.position
     if model is not None:
         fill(model, weights, request.builder)
-    classic = "pth-classic" in request.formats
+    framework = framework_of(model)
     source = Source(
-        weights.tensors,
+        weights.tensors if framework == "torch" else {},
         model,
         request.example,
-        framework=framework_of(model),
-        classic=classic_of(read.folder, weights) if classic else {},
+        framework=framework,
+        classic=classic_of(read.folder, weights) if "pth-classic" in request.formats else {},
     )
-    stem = file_stem(run_of(read.manifest), _name(read, weights, request.name), position.step or None)
+    stem = _stem(read, weights, request.name)
     return Made(weights, tuple(export_model(source, request.folder, stem, request.formats, _facts(read, weights))))
 
 
-def _name(read: Read, weights: Weights, name: str) -> str:
-    """As ``Run.export`` names several models; an average always has its name in it."""
-    if weights.which == LIVE and read.alone:
-        return name
-    return weights.name if name == "model" else f"{name}-{weights.name}"
+def _stem(read: Read, weights: Weights, name: str) -> str:
+    """As ``Run.export`` names models: one of several by its own name; an average always has its name in it."""
+    run, step = run_of(read.manifest), read.manifest.position.step
+    whole = file_stem(run, name)
+    if weights.which != LIVE or not read.alone:
+        whole = f"{whole}-{weights.name}"
+    return file_stem("", whole, step if run else None)
 
 
 def _facts(read: Read, weights: Weights) -> Facts:
@@ -127,8 +128,9 @@ def _facts(read: Read, weights: Weights) -> Facts:
 
 
 def _devices(tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    """The devices that the tensors were on when they were saved."""
-    return sorted({str(vars(tensor).get("saved_device", "cpu")) for tensor in tensors.values()})
+    """The kinds of device that the tensors were on when they were saved."""
+    names = {str(vars(tensor).get("saved_device", "cpu")) for tensor in tensors.values()}
+    return sorted({name.partition(":")[0] for name in names})
 
 
 def framework_of(model: Any) -> str:
