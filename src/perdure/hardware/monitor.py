@@ -9,7 +9,7 @@ from perdure.core.clock import Clock
 from perdure.core.intervals import format_duration
 from perdure.hardware.cards import read_cards
 from perdure.hardware.nvml import Nvml, Refusal, open_nvml
-from perdure.hardware.sampling import Sample, Tally, Target, targets_of
+from perdure.hardware.sampling import Pids, Sample, Tally, Target, targets_of
 from perdure.hardware.use import CardUse
 
 EVERY_S = 2.0
@@ -116,7 +116,8 @@ class Monitor:
             self._refusal = cards.trouble
             return None
         kept = round(self._window_s / self._every_s) + 1
-        targets = [target for card in cards.visible for target in targets_of(card)]
+        pids = Pids()
+        targets = [target for card in cards.visible for target in targets_of(card, pids)]
         self._watched = tuple(_Watched(target, kept) for target in targets)
         return self._attach()
 

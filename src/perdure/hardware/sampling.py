@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,6 +118,7 @@ class Target:
 
     Args:
         card: The card.
+        pids: Whose numbers NVML gives to processes; shared by all cards.
         part: The slice that this process sees of it; None for all of it.
 
     Attributes:
@@ -125,7 +127,7 @@ class Target:
         notes: What it does not tell, one sentence each.
     """
 
-    def __init__(self, card: Card, part: Slice | None = None) -> None:
+    def __init__(self, card: Card, pids: Pids, part: Slice | None = None) -> None:
         self.card = card
         self.uuid = part.uuid if part else card.uuid
         self.name = part.name if part else card.name
@@ -135,8 +137,7 @@ class Target:
         self.closed = False
         self.notes: list[str] = []
         self._names = {question: list(names) for question, names in _QUESTIONS.items()}
-        self._pid = os.getpid()
-        self._pids_are_ours = _in_initial_pid_namespace()
+        self._pids = pids
         self._silent = 0
         self._said = False
 
@@ -207,27 +208,42 @@ class Target:
             self.notes.append(note)
 
     def _memory_by_process(self, memory: Any) -> tuple[int | None, int | None]:
-        """What this process and what others use; None where it cannot be told.
-
-        In a container NVML may give the numbers that processes have outside of it, or no processes at all. Then
-        nothing is known, which is another thing than nothing in use.
-        """
+        """What this process and what others use; None where it cannot be told."""
         listed = self._get("which processes use it")
         if listed is None:
             return None, None
         sizes = {int(process.pid): process.usedGpuMemory for process in listed}
-        if self._pid not in sizes and not self._pids_are_ours and (sizes or memory is None or memory.used):
+        nothing = not sizes and memory is not None and not memory.used
+        if not self._pids.are_ours(sizes) and not nothing:
             return None, None
-        own = sizes.pop(self._pid, 0)
+        own = sizes.pop(self._pids.own, 0)
         others = None if any(size is None for size in sizes.values()) else sum(sizes.values())
         return own, others
 
 
-def targets_of(card: Card) -> list[Target]:
+class Pids:
+    """Whose numbers NVML gives to processes.
+
+    In a container they may be those that processes have outside of it, or there may be no processes at all. Then
+    nothing is known of who uses a card, which is another thing than that nobody does. Once this process has shown
+    up by its own number, the numbers are those of in here.
+    """
+
+    def __init__(self) -> None:
+        self.own = os.getpid()
+        self._ours = _in_initial_pid_namespace()
+
+    def are_ours(self, listed: Collection[int]) -> bool:
+        """Whether these are numbers as this process knows them."""
+        self._ours = self._ours or self.own in listed
+        return self._ours
+
+
+def targets_of(card: Card, pids: Pids) -> list[Target]:
     """What is to be looked at of a card: what this process sees of it."""
     if card.mig:
-        return [Target(card, part) for part in card.slices if part.visible_as is not None]
-    return [Target(card)]
+        return [Target(card, pids, part) for part in card.slices if part.visible_as is not None]
+    return [Target(card, pids)]
 
 
 def _reasons(mask: int) -> list[str]:

@@ -93,12 +93,13 @@ def _on_a_card(
     grave = _starved(main, loop, around)
     if not grave and main is not None and main in watched:
         grave = _idle(main, watched, loop)
+    touched = [card for card in watched if card is main or card.memory_own_bytes != 0]
     if grave or main is None or main not in watched:
-        return grave + _memory_full(watched)
+        return grave + _memory_full(touched)
     return [
         *_second_idle(watched, loop),
-        *_memory_full(watched),
-        *(verdict for card in watched for verdict in _throttled(card)),
+        *_memory_full(touched),
+        *(verdict for card in touched for verdict in _throttled(card)),
         *_slow_precision(main, around),
         *_memory_unused(main),
     ]
