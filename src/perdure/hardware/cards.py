@@ -214,7 +214,8 @@ def _with_visible(cards: Cards, environment: Mapping[str, str]) -> Cards:
 def _hidden(cards: Cards, working: int, setting: str | None) -> Cards:
     """The same cards, with why none of them is visible."""
     if setting is None:
-        trouble = f"{cards.cards[0].name} is in MIG mode and has no slices"
+        name = next(card.name for card in cards.cards if card.mig)
+        trouble = f"{name} is in MIG mode and has no slices"
         return replace(cards, trouble=trouble, trouble_code="no-slices")
     count = "the card is" if working == 1 else f"all {working} cards are"
     return replace(cards, trouble=f'{count} hidden by CUDA_VISIBLE_DEVICES="{setting}"', trouble_code="hidden")
