@@ -21,12 +21,15 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever libraries print goes to stderr
     for line in sys.stdin:
+        job = json.loads(line)
         try:
-            answer = _prove(json.loads(line))
+            answer = _prove(job)
         except Exception as error:  # noqa: BLE001  told to the parent
             traceback.print_exc()
             answer = {"problems": [f"{type(error).__name__}: {error}"]}
-        print(json.dumps({**answer, "perdure": "perdure" in sys.modules}), file=answers, flush=True)
+        print(
+            json.dumps({**answer, "id": job["id"], "perdure": "perdure" in sys.modules}), file=answers, flush=True
+        )
 
 
 def _prove(job: dict[str, Any]) -> dict[str, Any]:
@@ -166,13 +169,13 @@ def _compare_outputs(
                 f"output {name}: {got.dtype} {tuple(got.shape)}, live {expected.dtype} {tuple(expected.shape)}"
             )
             continue
-        largest, scale = _distance(expected, got)
+        largest, scale = distance(expected, got)
         before = worst.setdefault(name, {"largest": 0.0, "scale": 0.0})
         before["largest"], before["scale"] = max(before["largest"], largest), max(before["scale"], scale)
     return problems
 
 
-def _distance(expected: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+def distance(expected: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
     """Largest absolute difference, and largest absolute value. NaN in one place, and infinities, can be equal."""
     if not expected.numel():
         return 0.0, 0.0

@@ -159,9 +159,7 @@ class _Export:
 
     def _tell(self, done: Sequence[Exported], errors: Sequence[PerdureError]) -> None:
         for exported in done:
-            say(f"{exported.path}: {format_bytes(exported.bytes)}, {told(exported)}")
-            for note in exported.notes:
-                say(f"{exported.path.name}: {note}")
+            say("; ".join((f"{exported.path}: {format_bytes(exported.bytes)}, {told(exported)}", *exported.notes)))
         for error in errors[1:]:
             warn(str(error))
         if errors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from torch.utils import _pytree as pytree
 from perdure.core.errors import CannotCarryError
 from perdure.models.formats import Example, Source
 from perdure.models.live import live_of, resized, twin_of
+
+_TALKATIVE = ("torch.onnx._internal.exporter._registration", "torch.fx.experimental.symbolic_shapes")
 
 AXIS = "batch"
 """Name of the axis that may have any size."""
@@ -105,15 +108,17 @@ def _exported(source: Source, example: Example, axis: Any) -> torch.export.Expor
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without what torch's exporters say of themselves: deprecations inside torch, torchvision not being there."""
-    exporter = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = exporter.level
-    exporter.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        exporter.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _is_dynamic(program: torch.export.ExportedProgram) -> bool:
@@ -139,7 +144,7 @@ def _cleaned(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
 
 def _cannot_trace(source: Source, error: Exception) -> CannotCarryError:
     name = type(source.module).__name__
-    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    first = next((line for line in str(error).splitlines() if line.strip()), "")[:120]
     return CannotCarryError(
         f"torch.export cannot make a graph of {name}: {type(error).__name__}: {first}",
         path=name,

@@ -150,14 +150,20 @@ def _name_leaves(value: Any, path: str, note: Callable[[str, torch.Tensor], None
             _name_leaves(each, f"{path or 'output'}_{index}", note)
 
 
-def run_twin(twin: nn.Module, example: Example) -> dict[str, torch.Tensor]:
-    """The outputs for some inputs; the inputs are copied first, as a model may write into them."""
+def run_twin(
+    twin: nn.Module, example: Example, weights: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """The outputs for some inputs, with its own weights or with others.
+
+    The inputs are copied first, as a model may write into them.
+    """
     args, kwargs = pytree.tree_map(
         lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf,
         (tuple(example.args), dict(example.kwargs)),
     )
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        return {name: tensor.detach().clone() for name, tensor in named_outputs(twin(*args, **kwargs)).items()}
+        found = torch.func.functional_call(twin, dict(weights or {}), tuple(args), kwargs)
+        return {name: tensor.detach().clone() for name, tensor in named_outputs(found).items()}
 
 
 def _first_outputs(twin: nn.Module, example: Example) -> dict[str, torch.Tensor]:
@@ -221,4 +227,9 @@ def _port(name: str, tensors: list[torch.Tensor]) -> Port:
     """A size that differs between the batches is the batch."""
     shapes = list(zip(*(tensor.shape for tensor in tensors), strict=False))
     shape = tuple(sizes[0] if len(set(sizes)) == 1 else "batch" for sizes in shapes)
-    return Port(name, str(tensors[0].dtype).removeprefix("torch."), shape)
+    return Port(name, dtype_name(tensors[0]), shape)
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """``"float32"`` of a float32 tensor."""
+    return str(tensor.dtype).removeprefix("torch.")

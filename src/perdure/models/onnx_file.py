@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def _converted(source: Source) -> Any:
     """The graph in the words of ONNX, not rewritten by an optimiser: runtimes have their own, and names stay."""
     live = live_of(source)
     try:
-        with quiet(), contextlib.redirect_stdout(sys.stderr):
+        with quiet(), contextlib.redirect_stdout(io.StringIO()):
             program = torch.onnx.export(
                 graph_of(source).program,
                 (),

@@ -11,17 +11,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 import xxhash
+from safetensors.torch import load_file
 
 from perdure.core.errors import CannotCarryError, ConfigError, CorruptError
 from perdure.core.intervals import format_duration
+from perdure.core.say import warn
+from perdure.models._proof_child import distance
 from perdure.models.formats import Difference, Parity, Source
 from perdure.models.graph import graph_of, weightless
-from perdure.models.live import live_of
+from perdure.models.live import dtype_name, live_of, run_twin
 from perdure.models.tensors import plain_tensors
 
 TOLERANCES = {
@@ -44,12 +48,13 @@ class Prover:
     """A process that proves one file after another; started when it is made, so that it loads while we write.
 
     Args:
-        folder: An empty folder for what it is given; whoever made it removes it.
+        folder: An empty folder to work in; whoever made it removes it.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._errors = open(self.folder / "stderr", "w+b")  # noqa: SIM115  closed by close()
+        self._errors = open(folder / "stderr", "w+b")  # noqa: SIM115  closed by close()
+        self._jobs = 0
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -68,23 +73,29 @@ class Prover:
 
     def ask(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a job. A process that dies or hangs is an answer too, and the next job gets a new one."""
-        if self._process.poll() is not None:
-            self._process = self._start()
+        self._jobs += 1
+        mark = f"{os.getpid()}.{self._jobs}"
+        try:
+            return self._answer(json.dumps({**job, "id": mark}), mark)
+        except TimeoutError:
+            problem = f"it was not proved within {format_duration(PROOF_S)}"
+            self._end()
+        except (BrokenPipeError, EOFError):
+            problem = f"the process that opened it {_ending(self._process.wait())}{self._last_words()}"
+            self._end()
+        self._process = self._start()
+        return {"problems": [problem]}
+
+    def _answer(self, job: str, mark: str) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
-            line = _line(self._process.stdout)
-        except (BrokenPipeError, TimeoutError) as error:
-            line = ""
-            if isinstance(error, TimeoutError):
-                self._end()
-                return {"problems": [f"it was not proved within {format_duration(PROOF_S)}"]}
-        if line:
+        self._process.stdin.write(job + "\n")
+        self._process.stdin.flush()
+        while line := _line(self._process.stdout):
             answer: dict[str, Any] = json.loads(line)
-            return answer
-        return {"problems": [f"the process that opened it {_ending(self._process.wait())}{self._last_words()}"]}
+            if answer["id"] == mark:  # else it is for one that was killed while it waited
+                return answer
+        raise EOFError
 
     def _last_words(self) -> str:
         lines = (self.folder / "stderr").read_text(errors="replace").strip().splitlines()
@@ -123,14 +134,19 @@ def _ending(code: int) -> str:
 def prover_of(source: Source) -> Prover:
     """The process of this export; ended with it."""
     if "prover" not in source.scratch:
-        folder = Path(tempfile.mkdtemp(prefix="proof-", dir=source.scratch.get("work")))
-        source.closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        prover = Prover(folder)
+        prover = Prover(_folder(source))
         source.closing.callback(prover.close)
         source.scratch["prover"] = prover
     prover = source.scratch["prover"]
     assert isinstance(prover, Prover)
     return prover
+
+
+def _folder(source: Source) -> Path:
+    """A folder of its own for the process, or for what it is given; gone with the export."""
+    folder = Path(tempfile.mkdtemp(prefix="proof-", dir=source.scratch.get("work")))
+    source.closing.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 # -------------------------------------------------------------------- what should be in a file
@@ -155,13 +171,23 @@ def _digest(tensor: torch.Tensor) -> str:
 
 def batches_file(source: Source) -> Path:
     """Inputs and the live model's outputs as a file for the process."""
-    path = prover_of(source).folder / "batches.pt"
-    if not path.exists():
+    if "batches" not in source.scratch:
         batches = [
             {"args": list(b.example.args), "kwargs": dict(b.example.kwargs), "outputs": dict(b.outputs)}
             for b in live_of(source).batches
         ]
-        torch.save(batches, path)
+        source.scratch["batches"] = _folder(source) / "batches.pt"
+        torch.save(batches, source.scratch["batches"])
+    path: Path = source.scratch["batches"]
+    return path
+
+
+def graph_file(source: Source) -> Path:
+    """The traced graph, without its weights, as a file for the process."""
+    if "graph file" not in source.scratch:
+        source.scratch["graph file"] = _folder(source) / "graph.pt2"
+        weightless(graph_of(source).program, source.scratch["graph file"])
+    path: Path = source.scratch["graph file"]
     return path
 
 
@@ -171,31 +197,61 @@ def batches_file(source: Source) -> Path:
 def prove_weights(source: Source, path: Path, kind: str, loader: str, key: str = "") -> Parity:
     """Prove a file of weights: bit by bit, and by the traced graph that carries them.
 
+    A graph that computes something else than the live model does not condemn the weights; it is said.
+
     Raises:
-        CorruptError: It is not what was written, or its outputs differ.
+        CorruptError: It is not what was written.
     """
     job: dict[str, Any] = {"kind": kind, "path": str(path), "expected": expected_of(source), "key": key}
     note = _why_no_graph(source)
     if not note:
-        graph = prover_of(source).folder / "graph.pt2"
-        if not graph.exists():
-            weightless(graph_of(source).program, graph)
-        job |= {"graph": str(graph), "batches": str(batches_file(source))}
-    return _judged(source, path, loader, job, note)
+        job |= {"graph": str(graph_file(source)), "batches": str(batches_file(source))}
+    parity, far = _asked(source, path, loader, job)
+    if note and "live" in source.scratch:
+        return _run_here(source, path, kind, key, replace(parity, note=note))
+    if far:
+        note = f"the weights are right, but the graph that torch.export makes of the model is not: {far[0]}"
+        warn(f"{path.name}: {note}")
+    return replace(parity, note=note)
+
+
+def _run_here(source: Source, path: Path, kind: str, key: str, parity: Parity) -> Parity:
+    """Run the live model's copy with the weights of the file, where it has no graph to be run elsewhere."""
+    found = load_file(path) if kind == "safetensors" else torch.load(path, weights_only=True, mmap=True)
+    weights: Mapping[str, torch.Tensor] = found[key] if key else found  # type: ignore[assignment]
+    live = live_of(source)
+    outputs: dict[str, Difference] = {}
+    for batch in live.batches:
+        got = run_twin(live.twin, batch.example, weights)
+        for name, expected in batch.outputs.items():
+            before = outputs.get(name, Difference(name, dtype_name(expected), 0.0, 0.0, 0.0))
+            largest, scale = distance(expected, got[name])
+            outputs[name] = replace(
+                before,
+                largest=max(before.largest, largest),
+                scale=max(before.scale, scale),
+                tolerance=TOLERANCES.get(expected.dtype, 0.0),
+            )
+    sizes = tuple(batch.size for batch in live.batches)
+    note = f"the forward pass was in this process: {parity.note.removeprefix(_NO_PASS)}"
+    return replace(parity, outputs=tuple(outputs.values()), batches=sizes, note=note)
+
+
+_NO_PASS = "no forward pass: "
 
 
 def _why_no_graph(source: Source) -> str:
     """Why there is no forward pass; empty where there is one."""
     if source.module is None:
-        return "no forward pass: there are only tensors, no model"
+        return f"{_NO_PASS}there are only tensors, no model"
     if source.example is None:
-        return "no forward pass: no example was given"
+        return f"{_NO_PASS}no example was given"
     try:
         names = set(graph_of(source).program.state_dict)
     except (CannotCarryError, ConfigError) as error:
-        return f"no forward pass: {error.what}"
+        return f"{_NO_PASS}{error.what}"
     missing = sorted(names - set(source.tensors))
-    return f"no forward pass: the graph calls {missing[0]} what the file does not" if missing else ""
+    return f"{_NO_PASS}the graph has {missing[0]}, and the file has not" if missing else ""
 
 
 def prove_graph(source: Source, path: Path, kind: str, loader: str, **more: Any) -> Parity:
@@ -205,33 +261,55 @@ def prove_graph(source: Source, path: Path, kind: str, loader: str, **more: Any)
         CorruptError: It is not what was written, or its outputs differ.
     """
     job = {"kind": kind, "path": str(path), "expected": expected_of(source), "batches": str(batches_file(source))}
-    return _judged(source, path, loader, {**job, **more}, "")
+    parity, far = _asked(source, path, loader, {**job, **more})
+    if far:
+        raise CorruptError(
+            f"the model file gives other numbers than the live model: {path.name}",
+            path=path,
+            problems=far,
+            hint=_HINT_NUMBERS if _repeats_itself(source) else _HINT_RANDOM,
+        )
+    return parity
 
 
-def _judged(source: Source, path: Path, loader: str, job: Mapping[str, Any], note: str) -> Parity:
+def _repeats_itself(source: Source) -> bool:
+    """Whether the live model gives the same numbers twice."""
+    live = live_of(source)
+    again = run_twin(live.twin, live.batches[0].example)
+    return all(torch.equal(again[name], first) for name, first in live.batches[0].outputs.items())
+
+
+def _asked(source: Source, path: Path, loader: str, job: Mapping[str, Any]) -> tuple[Parity, list[str]]:
+    """What the process found, and which outputs are too far from the live model's.
+
+    Raises:
+        CorruptError: The file is not what was written.
+    """
     answer = prover_of(source).ask(job)
     if answer.get("perdure"):
         raise AssertionError("the process that proves has imported perdure")
-    problems = list(answer["problems"])
-    differences = tuple(_differences(source, answer.get("outputs", {})))
-    problems += [_too_far(each) for each in differences if not _near(each)]
-    if problems:
+    if answer["problems"]:
         raise CorruptError(
             f"the model file is not what it should be: {path.name}",
             path=path,
-            problems=problems,
-            hint=_HINT_NUMBERS if differences else _HINT_BYTES,
+            problems=answer["problems"],
+            hint=_HINT_BYTES,
         )
+    differences = tuple(_differences(source, answer.get("outputs", {})))
     sizes = tuple(batch.size for batch in live_of(source).batches) if differences else ()
-    return Parity(loader, int(answer.get("tensors", 0)), differences, sizes, note=note)
+    far = [_too_far(each) for each in differences if not _near(each)]
+    return Parity(loader, int(answer.get("tensors", 0)), differences, sizes), far
 
 
 _HINT_BYTES = (
     "the disk or the memory of this machine is at fault, or the program that wrote it; the file was removed"
 )
 _HINT_NUMBERS = (
-    "the file was removed; the weights alone can be had: use the format 'pth' or 'safetensors'. Outputs that are "
-    "the place of a largest value may differ where two values are almost equal"
+    'the file was removed; the weights alone can be had: "pth" or "safetensors". Outputs that are the place of a '
+    "largest value may differ where two values are almost equal"
+)
+_HINT_RANDOM = (
+    "the live model gives other numbers each time, also in eval mode: let it draw random numbers in training only"
 )
 
 
@@ -242,7 +320,7 @@ def _differences(source: Source, outputs: Mapping[str, Mapping[str, float]]) -> 
     return [
         Difference(
             name,
-            str(live[name].dtype).removeprefix("torch."),
+            dtype_name(live[name]),
             found["largest"],
             TOLERANCES.get(live[name].dtype, 0.0),
             found["scale"],

@@ -27,7 +27,7 @@ def _write(source: Source, path: Path) -> tuple[str, ...]:
 
 def _write_classic(source: Source, path: Path) -> tuple[str, ...]:
     _save({**on_cpu_plain(source.classic), MODEL_KEY: plain_tensors(source)}, path)
-    return ("the optimizer's state is in the order of its parameters, as torch has it; checkpoints go by name",)
+    return ()
 
 
 def _save(value: object, path: Path) -> None:
