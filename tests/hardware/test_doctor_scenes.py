@@ -220,7 +220,7 @@ def test_b19_the_t4_pair_that_was_asked_for(fake, tmp_path) -> None:
 def test_b19_what_the_metadata_asks_for_against_what_came(fake, tmp_path, metadata, given, state, said) -> None:
     (tmp_path / "kernel-metadata.json").write_text(json.dumps(metadata))
     played = {"torch": torch_on(*given)}
-    checkup = examine(fake, tmp_path, cards(*given), played, kaggle="Batch", smi=False, PWD=str(tmp_path))
+    checkup = examine(fake, tmp_path, cards(*given), played, kaggle="Batch", smi=False)
     assert checkup["accelerator"].state == state
     assert said in checkup["accelerator"].fact
     assert bool(checkup["accelerator"].fix) == (state in ("warning", "failed"))
@@ -228,7 +228,7 @@ def test_b19_what_the_metadata_asks_for_against_what_came(fake, tmp_path, metada
 
 def test_metadata_beside_a_local_machine_says_nothing_about_it(fake, tmp_path) -> None:
     (tmp_path / "kernel-metadata.json").write_text('{"machine_shape": "NvidiaTeslaT4"}')
-    checkup = examine(fake, tmp_path, cards(A100), healthy(A100), PWD=str(tmp_path))
+    checkup = examine(fake, tmp_path, cards(A100), healthy(A100))
     assert "accelerator" not in checkup
     assert troubles(checkup) == {}
 

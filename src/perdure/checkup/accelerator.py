@@ -60,10 +60,9 @@ def is_card(required: str) -> bool:
     return required == GPU or (required in ACCELERATORS and bool(ACCELERATORS[required].card))
 
 
-def asked_in_metadata(environment: Mapping[str, str] | None = None, folders: Sequence[str | Path] = ()) -> Asked:
+def asked_in_metadata() -> Asked:
     """What the description of this session asks for, where it lies in a folder of the session."""
-    env = os.environ if environment is None else environment
-    for folder in (*folders, env.get("PWD") or ".", *METADATA_FOLDERS):
+    for folder in (os.getcwd(), *METADATA_FOLDERS):
         path = Path(folder) / METADATA
         try:
             facts = json.loads(path.read_text())

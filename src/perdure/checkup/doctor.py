@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from perdure.checkup.accelerator import GPU, Asked, accelerator_check, asked_in_metadata, check_required, is_card, tpu
+from perdure.checkup.accelerator import (
+    GPU,
+    Asked,
+    accelerator_check,
+    asked_in_metadata,
+    check_required,
+    is_card,
+    tpu,
+)
 from perdure.checkup.cards import card_checks, driver_check, precision_checks, usable
 from perdure.checkup.checks import Check, Checkup
 from perdure.checkup.frameworks import framework_checks
@@ -30,6 +38,9 @@ from perdure.platforms.detect import detect, session_started_s
 
 LOOK_LIMIT_S = 20.0
 """How long anything but a framework may take: a broken driver or a mount that is gone may never answer."""
+
+SPARE_MEMORY_BYTES = 4_000_000_000
+"""Free memory above which all frameworks are loaded at the same time; together they take about half of that."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ def look(how: Look) -> Checkup:
                 "memory": Question(host.memory, how.limit_s),
                 "shared memory": Question(host.shared_memory, how.limit_s),
                 "internet": Question(partial(_try_internet, how), how.limit_s),
-                "asked": Question(partial(asked_in_metadata, how.environment), how.limit_s),
+                "asked": Question(asked_in_metadata, how.limit_s),
                 "probes": Question(partial(ask_frameworks, how, stop), 10 * IMPORT_LIMIT_S),
             }
         )
@@ -113,27 +124,30 @@ def _try_internet(how: Look) -> Reached | None:
 
 
 def ask_frameworks(how: Look, stop: threading.Event) -> dict[str, Probe]:
-    """All frameworks at the same time, each in a process of its own."""
-    questions = {
-        name: Question(
-            partial(
-                probe,
-                name,
-                environment=how.environment,
-                command=how.command,
-                limit_s=how.stage_limit_s,
-                import_limit_s=max(IMPORT_LIMIT_S, how.stage_limit_s) if how.command is None else how.stage_limit_s,
-                stop=stop,
-            ),
-            9 * IMPORT_LIMIT_S,
-        )
-        for name in how.frameworks
-    }
-    answers = gather(questions)
+    """All frameworks, each in a process of its own; at the same time where the memory is large enough."""
+    questions = {name: Question(partial(_ask, how, name, stop), 9 * IMPORT_LIMIT_S) for name in how.frameworks}
+    if host.memory().available_bytes > SPARE_MEMORY_BYTES:
+        answers = gather(questions)
+    else:
+        answers = {}
+        for name, question in questions.items():
+            answers |= gather({name: question})
     return {
         name: Probe(name, trouble=answer.why, trouble_code="error") if isinstance(answer, Unknown) else answer
         for name, answer in answers.items()
     }
+
+
+def _ask(how: Look, name: str, stop: threading.Event) -> Probe:
+    import_limit_s = IMPORT_LIMIT_S if how.command is None else how.stage_limit_s
+    return probe(
+        name,
+        environment=how.environment,
+        command=how.command,
+        limit_s=how.stage_limit_s,
+        import_limit_s=import_limit_s,
+        stop=stop,
+    )
 
 
 @contextmanager
@@ -149,7 +163,7 @@ def _stopped_at_the_end() -> Iterator[threading.Event]:
 def _gpu_checks(how: Look, answers: Mapping[str, Any], promised: str, platform: str) -> list[Check]:
     cards, probes = answers["cards"], answers["probes"]
     if isinstance(probes, Unknown):
-        probes = {}
+        probes = {name: Probe(name, trouble=probes.why, trouble_code="error") for name in how.frameworks}
     there = usable(cards)
     asked = answers["asked"] if isinstance(answers["asked"], Asked) else Asked()
     required = "" if how.required == GPU else how.required

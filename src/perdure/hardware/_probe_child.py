@@ -6,6 +6,7 @@ line, so that a crash or a hang has a place. ``perdure.hardware.probe`` starts i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -33,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 def main(framework: str) -> int:
     """Tell everything about one framework."""
     out = _claim_stdout()
-    _die_with_the_parent()
+    _die_first()
 
     def tell(**facts: Any) -> None:
         out.write(json.dumps(facts) + "\n")
@@ -212,10 +213,12 @@ def _claim_stdout() -> Any:
     return out
 
 
-def _die_with_the_parent() -> None:
-    """Linux kills this process when the one that asks is gone, also in the middle of a kernel (prctl(2))."""
+def _die_first() -> None:
+    """Linux kills this process with the one that asks (prctl(2)), and before it when memory is short (proc(5))."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
 
 
 ASK: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
