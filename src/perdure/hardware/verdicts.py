@@ -1,7 +1,7 @@
 """What the figures mean: verdicts in plain words, each with its evidence and the first remedy.
 
-The rules and their thresholds are in ``rules.py``. A verdict is silent where the evidence is thin, where the figure it
-needs was not told, and where a graver one explains it: a card that waits for data is not called idle as well.
+The rules and their thresholds are in ``rules.py``. A verdict is silent where the evidence is thin, where the figure
+it needs was not told, and where a graver one explains it: a card that waits for data is not called idle as well.
 """
 
 from __future__ import annotations
