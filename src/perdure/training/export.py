@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from perdure.checkpoint.budget import Room
 from perdure.core.errors import CannotCarryError, ConfigError
@@ -54,8 +55,10 @@ class Finished:
 def export_run(run: Finished, name: str, example: Any, formats: Sequence[str]) -> dict[str, Path]:
     """Write the tracked modules: a single one as ``<run>-step-<step>``, several with their names in between.
 
+    An ``AveragedModel`` beside a model is written too, with its name, under the plain names of the model.
+
     Returns:
-        Format to path; with several modules, ``<their name>.<format>`` to path.
+        Format to path; with several modules, and for averages, ``<their name>.<format>`` to path.
 
     Raises:
         ConfigError: No module is tracked.
@@ -63,17 +66,22 @@ def export_run(run: Finished, name: str, example: Any, formats: Sequence[str]) -
     modules = run.world.modules
     if not modules:
         raise ConfigError("there is no model to export", hint="run.track(model=model) above the loop")
-    _check_examples(example, list(modules))
+    averages = {key for key, module in modules.items() if isinstance(module, AveragedModel)}
+    own = [key for key in modules if key not in averages] or list(modules)
+    _check_examples(example, own)
     files: dict[str, Path] = {}
     classic = _classic(run) if "pth-classic" in formats else {}
     for key, module in modules.items():
-        single = len(modules) == 1
+        alone = len(own) == 1 and key in own
         stem = file_stem(run.facts.run, name)
-        stem = file_stem("", stem if single else f"{stem}-{key}", run.facts.step)
-        mine = as_example(example if single else (example or {}).get(key))
-        source = source_of(module, mine, classic)
-        made = export_model(source, run.folder, stem, formats, run.facts, room=run.room)
-        files |= {each.format if single else f"{key}.{each.format}": each.path for each in made}
+        stem = file_stem("", stem if alone else f"{stem}-{key}", run.facts.step)
+        mine = as_example(example if len(own) == 1 else (example or {}).get(key))
+        source, facts = source_of(module, mine, classic), run.facts
+        if key in averages:  # under the plain names of the model; the optimizer is that of the live weights
+            states = {name: value for name, value in classic.items() if not name.endswith("_state_dict")}
+            source, facts = source_of(module.module, mine, states), replace(facts, weights=key)
+        made = export_model(source, run.folder, stem, formats, facts, room=run.room)
+        files |= {each.format if alone else f"{key}.{each.format}": each.path for each in made}
     return files
 
 
