@@ -82,7 +82,7 @@ def test_exit_code_0_and_a_line_a_check(made_up, capsys) -> None:
     assert main(["doctor"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "ok       disk  100 GB\n"
-    assert captured.err == "1 checks, none failed\n"
+    assert captured.err == "1 check, none failed\n"
 
 
 def test_exit_code_1_and_the_fix_below_what_failed(made_up, capsys) -> None:
@@ -140,6 +140,17 @@ def test_it_prints_itself_as_lines() -> None:
         "note     d   by the way"
     )
     assert summary(MIXED) == "1 of 4 checks failed, 1 warning"
+
+
+def test_a_fix_is_said_once_and_that_of_a_note_is_a_hint() -> None:
+    checkup = Checkup(
+        (Check("a", "failed", "x", "do it"), Check("b", "failed", "y", "do it"), Check("c", "note", "z", "look"))
+    )
+    assert str(checkup).splitlines()[1::2] == [
+        f"{'':<12}fix: do it",
+        f"{'':<12}fix: as for a",
+        f"{'':<12}hint: look",
+    ]
 
 
 def test_a_notebook_shows_it_as_a_table_with_nothing_of_it_taken_for_html() -> None:

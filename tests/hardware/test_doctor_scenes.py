@@ -56,7 +56,7 @@ def test_one_t4_that_works(fake, tmp_path) -> None:
     assert checkup["torch"].fact == (
         "2.10.0+cu128, built for CUDA 12.8: computes on Tesla T4 what the CPU computes (first kernels 400 ms)"
     )
-    assert checkup["gpu"].fact == "works in torch and tensorflow and keras"
+    assert checkup["gpu"].fact == "works in torch, tensorflow, keras"
     assert "float16" in checkup["precision"].fact
     assert "bfloat16 runs, but slowly" in checkup["precision"].fact
 

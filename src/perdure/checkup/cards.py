@@ -133,7 +133,7 @@ def precision_checks(cards: Cards | Unknown, torch: Probe | None) -> list[Check]
         speeds = _speeds(torch, name)
         measured = f"; measured here: {_shown(speeds)}" if speeds else ""
         details = {"card": name, "fp16": known.fp16, "bf16": known.bf16, "tf32": known.tf32, "tflops": dict(speeds)}
-        fact = f"{name}: {known.advice}, since {known.reason}{measured}"
+        fact = f"{name}: {known.advice}, since {known.reason.replace(name, 'it', 1)}{measured}"
         checks.append(Check("precision", "note", fact, details=details))
     return checks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -96,11 +96,22 @@ def lines(checkup: Checkup) -> list[str]:
     """A line a check: state, name, fact; below it what to do."""
     width = max((len(check.name) for check in checkup.checks), default=0)
     shown = []
-    for check in checkup.checks:
+    for check, remedy in with_remedies(checkup):
         shown.append(f"{check.state:<8} {check.name:<{width}}  {check.fact}")
-        if check.fix:
-            shown.append(f"{'':<8} {'':<{width}}  fix: {check.fix}")
+        if remedy:
+            shown.append(f"{'':<8} {'':<{width}}  {remedy}")
     return shown
+
+
+def with_remedies(checkup: Checkup) -> Iterator[tuple[Check, str]]:
+    """Each check with what to do, in words; a fix that was said before is not said again."""
+    said: dict[str, str] = {}
+    for check in checkup.checks:
+        word = "fix" if check.state in ("warning", "failed") else "hint"
+        before = said.get(check.fix)
+        text = f"{word}: as for {before}" if before else f"{word}: {check.fix}"
+        said.setdefault(check.fix, check.name)
+        yield check, text if check.fix else ""
 
 
 def counted(names: Sequence[str]) -> str:
@@ -114,5 +125,5 @@ def summary(checkup: Checkup) -> str:
     warnings = sum(check.state == "warning" for check in checkup.checks)
     tail = f", {warnings} warning{'' if warnings == 1 else 's'}" if warnings else ""
     if checkup.ok:
-        return f"{len(checkup.checks)} checks, none failed{tail}"
+        return f"{len(checkup.checks)} check{'' if len(checkup.checks) == 1 else 's'}, none failed{tail}"
     return f"{len(checkup.failed)} of {len(checkup.checks)} checks failed{tail}"

@@ -174,12 +174,13 @@ def _gpu_checks(how: Look, answers: Mapping[str, Any], promised: str, platform: 
     # a hosted session without a card is lent to those who forgot the switch, too
     may_lack = platform == "local" or bool(tpu(how.environment))
     driver = driver_check(cards, expected, platform, may_lack=may_lack)
-    if driver.state == "failed" and any(probe.works for probe in probes.values()):
+    works = any(probe.works for probe in probes.values())
+    if driver.state == "failed" and works:
         driver = replace(driver, state="warning")  # a container may have CUDA and no NVML: nothing can be watched
     checks = [driver, *card_checks(cards, platform), *([given] if given else [])]
     checks += framework_checks(probes, there, platform)
     checks.append(gpu_check(checks, probes, there, expected, platform))
-    return checks + precision_checks(cards, probes.get("torch"))
+    return checks + (precision_checks(cards, probes.get("torch")) if works else [])
 
 
 def gpu_check(
@@ -197,7 +198,7 @@ def gpu_check(
     works = [name for name, each in probes.items() if each.works]
     details = {"works": works, "expected": expected}
     if works:
-        return Check("gpu", "ok", f"works in {' and '.join(works)}", details=details)
+        return Check("gpu", "ok", f"works in {', '.join(works)}", details=details)
     if not cards and not expected:
         return Check("gpu", "note", "none: training runs on the CPU", details=details)
     if cards and not any(each.installed or each.trouble for each in probes.values()):

@@ -66,7 +66,7 @@ def look_at_disk(root: Path, output: Path | None, limits: Limits) -> Check:
     details = {"folder": str(root), "free_bytes": usage.free, "total_bytes": usage.total, "limit_bytes": limit}
     fact = f"{format_bytes(free)} of {format_bytes(usage.total)} free for {root}"
     if limit is not None:
-        budget = output or root
+        budget = output if output is not None and root.is_relative_to(output) else root
         used = used_bytes(budget)
         details["used_bytes"] = used
         free = min(free, limit - used)
