@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from perdure.checkpoint.manifest import MANIFEST
 from perdure.checkpoint.reader import run_folder_of
 from perdure.cli.options import Json, Root, folder_of_runs
 from perdure.cli.output import note, say, say_json
@@ -127,12 +126,11 @@ def _need_torch() -> None:
 
 
 def _source(runs: Path, source: str) -> Path:
-    """A folder that is there, or a run by its name."""
+    """A folder that is there, or a run by its name; a run wins over a folder of the same name."""
     path = Path(source)
-    run = runs / source
-    if path.name == MANIFEST or (path.is_dir() and not run.is_dir()):
-        return path
-    return pick_run(runs, source).folder if run.is_dir() or not path.exists() else path
+    if path.name == source and ((runs / source).is_dir() or not path.exists()):
+        return pick_run(runs, source).folder
+    return path
 
 
 def _folder(runs: Path, read: Read) -> Path:
