@@ -257,7 +257,7 @@ def test_a_larger_batch_is_advised_by_the_memory_that_is_there(seen, used_mb, ti
 
 def test_throttling_is_told_with_its_share_and_the_heat(seen):
     verdict = only(seen(Scene([working(throttle=0x20, temperature_c=93)])))
-    assert "was slowed down in 100% of" in verdict.sentence and "(thermal, up to 93 °C)" in verdict.sentence
+    assert "was slowed down in 100 % of" in verdict.sentence and "(thermal, up to 93 °C)" in verdict.sentence
 
 
 def test_a_lost_card_is_told_with_what_nvml_said(seen):

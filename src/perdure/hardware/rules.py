@@ -148,7 +148,7 @@ def throttled(card: CardUse) -> list[Verdict]:
         return []
     reason, share = max(reasons.items(), key=lambda item: item[1])
     hot = "" if card.temperature_peak_c is None else f", up to {card.temperature_peak_c:.0f} °C"
-    sentence = f"{_place(card)} was slowed down in {share:.0%} of {card.samples} looks ({reason}{hot})"
+    sentence = f"{_place(card)} was slowed down in {100 * share:.0f} % of {card.samples} looks ({reason}{hot})"
     evidence = {"card": card.index, "throttled_share": share, "samples": card.samples}
     return [Verdict("throttled", sentence, remedies.cooler(reason), evidence)]
 
