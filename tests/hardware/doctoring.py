@@ -120,7 +120,8 @@ def examine(
 ) -> Checkup:
     """A look at such a machine. ``kaggle`` is the kind of its session, ``smi`` whether nvidia-smi is there."""
     with playing(fake, scene):
-        told = {**os.environ, REACH: "off", ROOT: str(folder / "runs"), **environment}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+        told = {**own, REACH: "off", ROOT: str(folder / "runs"), **environment}
         if kaggle:
             told |= {"KAGGLE_KERNEL_RUN_TYPE": kaggle}
         if not smi:

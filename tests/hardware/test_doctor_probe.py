@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from doctoring import MODERN, P100, T4, on_card, player, torch_begins, torch_on
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hardware.doctoring import MODERN, P100, T4, on_card, player, torch_begins, torch_on
 from perdure.hardware.architectures import has_code_for
 from perdure.hardware.probe import CHILD, Probe, probe
 

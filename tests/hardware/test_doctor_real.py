@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from doctoring import T4, cards, troubles
 
 import perdure
+from hardware.doctoring import T4, cards, troubles
 from perdure.checkup.doctor import Look, look
 from perdure.hardware.probe import CHILD, probe
 from perdure.testing.nvml import playing
@@ -46,8 +46,8 @@ def test_keras_is_asked_on_the_backend_that_is_chosen() -> None:
     assert answer.works is False  # the CPU is no card
 
 
-def test_b67_the_cpu_wheel_that_is_installed_here_beside_a_card(tmp_path_factory, tmp_path: Path) -> None:
-    with playing(tmp_path_factory.mktemp("fakenvml"), cards(T4)):
+def test_b67_the_cpu_wheel_that_is_installed_here_beside_a_card(fake_folder: Path, tmp_path: Path) -> None:
+    with playing(fake_folder, cards(T4)):
         told = {**os.environ, "PERDURE_REACH": "off", "PERDURE_ROOT": str(tmp_path)}
         checkup = look(Look("gpu", told, frameworks=("torch",)))
     assert troubles(checkup) == {"torch": "failed", "gpu": "failed"}

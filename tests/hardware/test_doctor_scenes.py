@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from doctoring import (
+
+from hardware.doctoring import (
     A100,
     MODERN,
     NO_IMAGE,
@@ -23,7 +24,6 @@ from doctoring import (
     torch_on,
     troubles,
 )  # fmt: skip
-
 from perdure.checkup.accelerator import check_required
 from perdure.core.errors import ConfigError
 from perdure.testing.nvml import (
@@ -32,7 +32,6 @@ from perdure.testing.nvml import (
     VERSION_MISMATCH,
     FakeCard,
     Scene,
-    build_fake_nvml,
     fake_slice_uuid,
     fake_uuid,
 )  # fmt: skip
@@ -41,11 +40,9 @@ CPU_TORCH = [*torch_begins(build="", version="2.13.0+cpu"), {"done": True}]
 NO_FRAMEWORK: dict[str, list[object]] = {}
 
 
-@pytest.fixture(scope="session")
-def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fakenvml")
-    build_fake_nvml(folder)
-    return folder
+@pytest.fixture
+def fake(fake_folder: Path) -> Path:
+    return fake_folder
 
 
 def test_one_t4_that_works(fake, tmp_path) -> None:
