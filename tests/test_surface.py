@@ -11,8 +11,8 @@ import perdure
 from perdure.cli.main import app
 
 EXPORTS = [
-    "Keep", "Limits", "PerdureError", "Pickled", "Run", "SessionPaused", "__version__", "current", "doctor", "export", "restore",
-    "save",
+    "Keep", "Limits", "PerdureError", "Pickled", "Run", "SessionPaused", "__version__", "check_model", "current", "doctor",
+    "export", "restore", "save",
 ]  # fmt: skip
 
 SIGNATURES = {
@@ -32,6 +32,7 @@ SIGNATURES = {
     "current": "()",
     "doctor": "(*, require=None)",
     "export": "(model, folder, name='model', *, example=None, formats=('pth', 'safetensors'))",
+    "check_model": "(path, *, example=None, input_shapes=(), trust=False)",
     "save": "(path, **objects)",
     "restore": "(path, *, trust=False, **objects)",
 }
@@ -51,6 +52,7 @@ COMMANDS = {
         "--model", "--format", "--example", "--input-shape", "--only", "--average", "--name", "--out", "--push",
         "--root", "--json",
     },
+    "check-model": {"--example", "--input-shape", "--trust", "--all", "--json"},
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ _HOMES = {
     "Pickled": "perdure.training.verbs",
     "Run": "perdure.training.run",
     "SessionPaused": "perdure.core.errors",
+    "check_model": "perdure.models.check",
     "current": "perdure.training.run",
     "doctor": "perdure.checkup.doctor",
     "export": "perdure.training.export",
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from perdure.checkup.doctor import doctor
     from perdure.core.errors import PerdureError, SessionPaused
     from perdure.core.limits import Limits
+    from perdure.models.check import check_model
     from perdure.training.export import export
     from perdure.training.run import Run, current
     from perdure.training.verbs import Pickled, restore, save
@@ -42,6 +44,7 @@ __all__ = [
     "Run",
     "SessionPaused",
     "__version__",
+    "check_model",
     "current",
     "doctor",
     "export",

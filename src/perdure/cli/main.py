@@ -11,6 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
+from perdure.cli.check_model import check_model_command
 from perdure.cli.checkpoints import checkpoints_command
 from perdure.cli.demo import demo_command
 from perdure.cli.doctor import doctor_command
@@ -58,6 +59,7 @@ app.command("status")(status_command)
 app.command("checkpoints")(checkpoints_command)
 app.command("verify")(verify_command)
 app.command("export", short_help="Model files out of a checkpoint, each proved.")(export_command)
+app.command("check-model", short_help="What a model file is: whole, safe, sane, does it run.")(check_model_command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

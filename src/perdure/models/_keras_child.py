@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+_NOT_LISTED = ("_CHECKPOINTABLE", "_all_variables/", "keras_api/")
+"""Entries of a SavedModel that are no variables, or variables that Keras lists a second time."""
+
 
 def main(folder: Path) -> None:
     """Do the job in a folder."""
@@ -66,7 +69,7 @@ def _keras(job: dict[str, Any], calls: list[Any], outputs: dict[str, Any]) -> di
     """Load a .keras or .h5 file with the safe loader."""
     import keras
 
-    model = keras.saving.load_model(job["file"], safe_mode=True)
+    model = keras.saving.load_model(job["file"], compile=job.get("compile", True), safe_mode=job.get("safe", True))
     for batch, (args, kwargs) in enumerate(calls):
         flat = keras.tree.flatten(model(*args, **kwargs, training=False))
         _keep(outputs, batch, [_array(each.detach() if hasattr(each, "detach") else each) for each in flat])
@@ -98,15 +101,30 @@ def _savedmodel(job: dict[str, Any], calls: list[Any], outputs: dict[str, Any]) 
     for batch, (args, kwargs) in enumerate(calls):
         _keep(outputs, batch, tf.nest.flatten(_serve(loaded, serving, args, kwargs)))
     reader = tf.train.load_checkpoint(f"{job['file']}/variables/variables")
-    names = [name for name in reader.get_variable_to_shape_map() if not name.startswith("_CHECKPOINTABLE")]
+    names = [name for name in sorted(reader.get_variable_to_shape_map()) if not name.startswith(_NOT_LISTED)]
     return {
         "weights": [_fingerprint(reader.get_tensor(name)) for name in names],
+        "table": [_row(name, reader.get_tensor(name)) for name in names],
         "inputs": [_spec(each) for each in tf.nest.flatten(serving.structured_input_signature)] if serving else [],
         "outputs": [_named(name, each) for name, each in sorted(serving.structured_outputs.items())]
         if serving
         else [],
         "signatures": sorted(loaded.signatures),
         "version": tf.__version__,
+    }
+
+
+def _row(name: str, value: Any) -> dict[str, Any]:
+    value = np.asarray(value)
+    number = value.dtype.kind in "fc"
+    return {
+        "name": name.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE"),
+        "dtype": value.dtype.name,
+        "shape": list(value.shape),
+        "values": int(value.size),
+        "bytes": int(value.nbytes),
+        "nan": int(np.isnan(value).sum()) if number else 0,
+        "inf": int(np.isinf(value).sum()) if number else 0,
     }
 
 

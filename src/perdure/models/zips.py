@@ -1,0 +1,47 @@
+"""The checksums in zip files, which torch does not look at when it loads one."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+
+from perdure.models.contents import damaged
+
+_CHUNK = 1 << 20
+
+NO_CHECKSUMS = "it was written without checksums, so damage in the numbers would not show"
+
+
+def check_zip(path: Path) -> tuple[str, ...]:
+    """Read every byte of a zip file and compare the checksums.
+
+    Returns:
+        A note if the file has none: torch can be told to leave them out, and then all are wrong.
+
+    Raises:
+        CorruptError: An entry does not have the checksum that was written.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = [entry for entry in archive.infolist() if entry.file_size]
+            bad = [entry.filename for entry in entries if not _whole(archive, entry)]
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
+        raise damaged(path, str(error)) from error
+    if bad and len(bad) < len(entries):
+        raise damaged(path, f"{bad[0]} does not have the checksum that was written")
+    return (NO_CHECKSUMS,) if bad else ()
+
+
+def _whole(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
+    try:
+        with archive.open(entry) as file:
+            while file.read(_CHUNK):
+                pass
+    except zipfile.BadZipFile as error:
+        if "CRC" not in str(error):
+            raise
+        return False
+    except zlib.error:
+        return False
+    return True
