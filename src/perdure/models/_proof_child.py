@@ -146,15 +146,20 @@ def _compare_weights(expected: dict[str, Any], found: dict[str, Any], every: boo
         tensor, (dtype, shape, digest) = found[name], expected[name]
         if [str(tensor.dtype), list(tensor.shape)] != [dtype, shape]:
             problems.append(f"{name}: {dtype} {shape} became {tensor.dtype} {list(tensor.shape)}")
-        elif _digest(tensor) != digest:
+        elif digest_of(tensor) != digest:
             problems.append(f"{name}: other bytes")
     return sorted(problems)
 
 
-def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-    return xxhash.xxh3_128_hexdigest(data)
+def octets(tensor: torch.Tensor) -> Any:
+    """The bytes of a tensor on the CPU, row by row. An axis of size 1 may have any stride: ``view`` fails."""
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """A digest of the bytes of a tensor."""
+    return xxhash.xxh3_128_hexdigest(octets(tensor))
 
 
 def _compare_outputs(

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from perdure.checkpoint.budget import FULL, Room
-from perdure.core.errors import ConfigError, DiskFullError, PerdureError
+from perdure.core.errors import ConfigError, DiskFullError, PerdureError, UnreadableError
 from perdure.core.intervals import format_bytes
 from perdure.core.say import say, warn
-from perdure.models import onnx_file, program, pth, safetensors_file  # noqa: F401  they enter their formats
+from perdure.models import keras_files, onnx_file, program, pth, safetensors_file  # noqa: F401  they enter their formats
 from perdure.models.card import write_card
 from perdure.models.digests import digest, size
 from perdure.models.formats import Exported, Facts, Format, Parity, Signature, Source, find_format
 from perdure.models.live import signature_of
 from perdure.models.proof import prover_of
 from perdure.models.records import Records, source_digest
+from perdure.models.tensors import HEADROOM_BYTES
 from perdure.models.twin import generators_untouched
 from perdure.models.workplace import check_room, make_durable, put_in_place, workplace
 
@@ -67,12 +69,13 @@ def export_model(
         CannotCarryError: A format cannot hold the model; it names the tensor or operator, and the format that can.
         MissingExtraError: A format needs a package that is not installed.
         DiskFullError: There is no room.
+        UnreadableError: The folder cannot be written to.
         CorruptError: A file is not what it should be; it was removed.
     """
     chosen = _chosen(formats, source.framework)
     for format in chosen:
         format.check(source)
-    with ExitStack() as closing, generators_untouched():
+    with ExitStack() as closing, generators_untouched(), _disk_errors(folder, chosen, source):
         work = closing.enter_context(workplace(folder.absolute()))  # the process works elsewhere
         source.scratch["work"] = work
         closing.push(source.closing)
@@ -83,6 +86,39 @@ def _chosen(formats: Sequence[str], framework: str) -> list[Format]:
     if isinstance(formats, str) or not formats:
         raise ConfigError(f"formats is a list of names, got {formats!r}", hint='try formats=["pth", "safetensors"]')
     return [find_format(name, framework) for name in dict.fromkeys(formats)]
+
+
+@contextmanager
+def _disk_errors(folder: Path, formats: Sequence[Format], source: Source) -> Iterator[None]:
+    """In Perdure's words where the system says that there is no room, or that the folder is not to be written."""
+    try:
+        yield
+    except PerdureError:
+        raise
+    except Exception as error:
+        problem: BaseException | None = error
+        while problem is not None and not isinstance(problem, OSError):  # writers wrap it
+            problem = problem.__cause__ or problem.__context__
+        if problem is None and not _is_full(folder):
+            raise
+        if problem is None or problem.errno in FULL:
+            raise DiskFullError(
+                f"no room for the model in {folder}: {error}",
+                path=folder,
+                needed_bytes=sum(format.size(source) for format in formats),
+                free_bytes=shutil.disk_usage(folder).free,
+                hint="free some space and run the script again; files that are finished are not made again",
+            ) from error
+        raise UnreadableError(
+            f"the model cannot be written to {folder}: {problem.strerror or problem}",
+            path=folder,
+            hint="is it a folder that you may write to?",
+        ) from error
+
+
+def _is_full(folder: Path) -> bool:
+    """Some writers only say that they failed."""
+    return folder.is_dir() and shutil.disk_usage(folder).free < HEADROOM_BYTES
 
 
 class _Export:
@@ -101,11 +137,12 @@ class _Export:
         mark = source_digest(self._source) if torch else ""
         there = {format.name: self._there(format, mark) for format in formats}
         check_room(self._folder, sum(f.size(self._source) for f in formats if not there[f.name]), self._room)
-        done, errors = [], []
+        done: list[Exported] = []
+        errors: list[Exception] = []
         for format in formats:
             try:
                 done.append(there[format.name] or self._make(format, mark))
-            except PerdureError as error:
+            except Exception as error:  # noqa: BLE001  raised below, when the others are done
                 errors.append(error)
         if done:
             write_card(self._folder, done, self._facts, self._signature())
@@ -120,13 +157,11 @@ class _Export:
         place = self._work / format.name
         place.mkdir()
         made = place / f"{self._stem}{format.suffix}"
-        try:
+        with _disk_errors(self._folder, [format], self._source):
             notes = format.write(self._source, made)
             make_durable(place)
             parity = format.prove(self._source, made)
             exported = self._finished(format, made, parity, notes)
-        except OSError as error:
-            raise _full(error, self._folder) if error.errno in FULL else error from error
         if mark:
             self._records.note(exported, f"{format.name} {mark}")
         return exported
@@ -157,7 +192,7 @@ class _Export:
         except PerdureError:  # said in the parity of the files
             return None
 
-    def _tell(self, done: Sequence[Exported], errors: Sequence[PerdureError]) -> None:
+    def _tell(self, done: Sequence[Exported], errors: Sequence[Exception]) -> None:
         for exported in done:
             say("; ".join((f"{exported.path}: {format_bytes(exported.bytes)}, {told(exported)}", *exported.notes)))
         for error in errors[1:]:
@@ -180,13 +215,3 @@ def told(exported: Exported) -> str:
     if parity.note:
         parts.append(parity.note)
     return ", ".join(parts)
-
-
-def _full(error: OSError, folder: Path) -> DiskFullError:
-    return DiskFullError(
-        f"no room for the model in {folder}: {error.strerror}",
-        path=folder,
-        needed_bytes=0,
-        free_bytes=0,
-        hint="free some space and run the script again",
-    )

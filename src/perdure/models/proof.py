@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-import xxhash
 from safetensors.torch import load_file
 
 from perdure.core.errors import CannotCarryError, ConfigError, CorruptError
 from perdure.core.intervals import format_duration
 from perdure.core.say import warn
-from perdure.models._proof_child import distance
+from perdure.models._proof_child import digest_of, distance
 from perdure.models.formats import Difference, Parity, Source
 from perdure.models.graph import graph_of, weightless
 from perdure.models.live import dtype_name, live_of, run_twin
@@ -156,17 +155,11 @@ def expected_of(source: Source) -> dict[str, tuple[str, list[int], str]]:
     """Name to type, shape and digest of each tensor; once an export."""
     if "expected" not in source.scratch:
         source.scratch["expected"] = {
-            name: (str(tensor.dtype), list(tensor.shape), _digest(tensor))
+            name: (str(tensor.dtype), list(tensor.shape), digest_of(tensor))
             for name, tensor in plain_tensors(source).items()
         }
     expected: dict[str, tuple[str, list[int], str]] = source.scratch["expected"]
     return expected
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.reshape(-1)
-    data = flat.view(torch.uint8).numpy().data if flat.numel() else b""
-    return xxhash.xxh3_128_hexdigest(data)
 
 
 def batches_file(source: Source) -> Path:

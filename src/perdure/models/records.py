@@ -13,6 +13,7 @@ import xxhash
 
 from perdure.core.files import write_json
 from perdure.core.say import warn
+from perdure.models._proof_child import octets
 from perdure.models.digests import digest, size
 from perdure.models.formats import Difference, Exported, Parity, Source
 from perdure.models.live import live_of
@@ -96,7 +97,8 @@ def source_digest(source: Source) -> str:
     if source.module is not None and source.example is not None:
         for batch in live_of(source).batches:
             for name, tensor in batch.outputs.items():
-                hasher.update(name.encode() + _octets(tensor))
+                hasher.update(name.encode())
+                hasher.update(octets(tensor))
     _add_values(hasher, source.classic)
     return hasher.hexdigest()
 
@@ -108,7 +110,7 @@ def _plain_constants(code: Any) -> list[str]:
 
 def _add_values(hasher: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        hasher.update(_octets(value.detach().cpu()))
+        hasher.update(octets(value.cpu()))
     elif isinstance(value, Mapping):
         for key, each in value.items():
             hasher.update(repr(key).encode())
@@ -118,8 +120,3 @@ def _add_values(hasher: Any, value: Any) -> None:
             _add_values(hasher, each)
     else:
         hasher.update(repr(value).encode())
-
-
-def _octets(tensor: torch.Tensor) -> bytes:
-    flat = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from perdure.models.formats import Format, Parity, Source, register
@@ -40,7 +43,12 @@ def _write(source: Source, path: Path) -> tuple[str, ...]:
     for name, tensor in plain_tensors(source).items():
         copies[name] = tensor.clone() if id(tensor) in seen else tensor
         seen.add(id(tensor))
-    save_file(copies, path, metadata={"format": "pt"})  # transformers refuses files without this word
+    try:
+        save_file(copies, path, metadata={"format": "pt"})  # transformers refuses files without this word
+    except SafetensorError as error:
+        if number := re.search(r"os error (\d+)", str(error)):  # it has no other way to say which
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
     return ()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -18,6 +19,8 @@ from perdure.core.files import fsync_dir
 from perdure.core.intervals import format_bytes
 
 _PREFIX, _SUFFIX = ".export-", ".tmp"
+_SMALL = re.compile(r"\.(?:\.proofs\.json|model-card\.\w+|README\.md)\.(\d+)\.tmp")
+"""What ``core.files`` calls a small file that it is writing: the name of the file and the process."""
 
 
 @contextmanager
@@ -38,6 +41,9 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 def _sweep(folder: Path) -> None:
     """Remove what killed exports left."""
+    for name in os.listdir(folder):
+        if (small := _SMALL.fullmatch(name)) and not _lives(int(small[1])):
+            (folder / name).unlink(missing_ok=True)
     for left in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         try:
             lock = os.open(left, os.O_RDONLY)
@@ -50,6 +56,16 @@ def _sweep(folder: Path) -> None:
             continue
         finally:
             os.close(lock)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
 
 
 def check_room(folder: Path, needed: int, room: Room | None) -> None:
