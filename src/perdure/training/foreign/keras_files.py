@@ -81,7 +81,7 @@ def _load(content: Content, name: str, model: Any, *, asked: tuple[str, ...]) ->
         for variable, value in before:
             variable.assign(value)
         raise
-    kinds = {"module", "optimizer"} if optimizer else {"module"}
+    kinds = {"module", "optimizer", "scheduler"} if optimizer else {"module"}  # the rate is one of its variables
     taken = (name, *asked) if asked else (name, *([f"{name}.optimizer"] if optimizer else []))
     return Taken(taken, kinds, notes=notes)
 
@@ -111,6 +111,7 @@ def _build(path: Path, model: Any) -> None:
             built = json.loads(archive.read("config.json")).get("build_config")
         if built:
             model.build_from_config(built)
+            model.built = bool(model.variables)  # Keras leaves it False in a subclass, all of whose layers it built
     if not model.built or not model.variables:
         raise StateMismatchError(
             f"the model has no variables yet, and {path} does not say of what shape its input is",

@@ -137,11 +137,9 @@ def _left(content: Content, found: Mapping[str, Place], fitted: Mapping[str, Mat
     rest = {path: one.left for path, one in fitted.items() if one.left}
     if any(place.key == "" for place in found.values()):
         return {key: value for left in rest.values() for key, value in left.items()}
-    used = {place.key for place in found.values()}
-    left = {key: value for key, value in content.values.items() if key not in used}
-    for path, tensors in rest.items():
-        left[found[path].key] = tensors
-    return left
+    parts = {found[path].key: tensors for path, tensors in rest.items()}
+    used = {place.key for place in found.values()} - parts.keys()
+    return {key: parts.get(key, value) for key, value in content.values.items() if key not in used}
 
 
 # ---------------------------------------------------------------- where a part is in the file

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from perdure.core.errors import UnreadableError, UnsafeFileError
+from perdure.core.errors import PerdureError, UnreadableError, UnsafeFileError
 from perdure.training.foreign.content import Content, corrupt, no_states
 
 PICKLE = b"\x80"
@@ -77,6 +77,8 @@ def load(path: Path, *, trust: bool) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about pickle protocols
             return torch.load(path, map_location="cpu", weights_only=not trust)
+    except PerdureError:
+        raise
     except pickle.UnpicklingError as error:
         if not trust and (head[:1] == PICKLE or head == ZIP):
             raise _unsafe(path, str(error)) from None
