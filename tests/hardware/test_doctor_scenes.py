@@ -178,7 +178,21 @@ def test_b67_a_shell_that_does_not_find_the_driver(fake, tmp_path, monkeypatch) 
 def test_a_container_with_cuda_and_without_nvml_can_train(fake, tmp_path) -> None:
     checkup = examine(fake, tmp_path, Scene(init_error=NO_LIBRARY), {"torch": torch_on(T4)}, required="gpu")
     assert troubles(checkup) == {"driver": "warning"}
+    assert checkup["driver"].fact.endswith("a framework computes on a card all the same, but nothing can watch it")
     assert checkup.ok
+
+
+def test_a_card_of_amd_is_a_card(fake, tmp_path) -> None:
+    lines = [*torch_begins(build="ROCm 6.4", version="2.10.0+rocm6.4"), {"architectures": ["gfx90a"]}]
+    lines += [
+        {"device": "cuda:0", "name": "AMD Instinct MI210", "capability": [9, 0]},
+        {"device": "cuda:0", "seconds": 0.4, "right": True, "off": 1e-6},
+        {"done": True},
+    ]
+    none = Scene(init_error=NO_LIBRARY)
+    checkup = examine(fake, tmp_path, none, {"torch": lines}, required="gpu", smi=False)
+    assert troubles(checkup) == {}
+    assert (checkup["driver"].state, checkup["gpu"].state) == ("note", "ok")
 
 
 def test_b19_a_t4_pair_was_asked_for_and_a_p100_came(fake, tmp_path) -> None:
@@ -319,6 +333,15 @@ def test_b69_what_survives_is_said_at_once(fake, tmp_path) -> None:
     assert batch.fact == "kaggle, batch: /kaggle/working is kept as this version's output when the session ends"
     assert "is lost when this session ends" in open_.fact
     assert "Save & Run All" in open_.fix
+
+
+def test_b67_a_shell_of_a_kaggle_session_that_knows_nothing_of_it(fake, tmp_path, monkeypatch) -> None:
+    """It lacks the session's variables, so that limits and window are unknown (kagglelink 7)."""
+    monkeypatch.setattr("perdure.checkup.session.KAGGLE_WORKING", tmp_path)
+    checkup = examine(fake, tmp_path, Scene(init_error=NO_LIBRARY), NO_FRAMEWORK, smi=False)
+    assert checkup["platform"].state == "warning"
+    assert "this shell lacks Kaggle's variables" in checkup["platform"].fact
+    assert "PERDURE_PLATFORM=kaggle" in checkup["platform"].fix
 
 
 def test_the_quota_is_said_not_to_be_looked_at(fake, tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perdure.checkup.checks import Check, State
@@ -64,6 +65,19 @@ def _state_of(code: str, expected: str, may_lack: bool) -> State:
 def _library_folder() -> Path | None:
     """Where the driver's library is although it was not found."""
     return next((Path(each) for each in LIBRARY_FOLDERS if (Path(each) / LIBRARY).exists()), None)
+
+
+def unwatched(driver: Check, *, rocm: bool) -> Check:
+    """The line of the driver where a framework computes on a card all the same.
+
+    A container may be given CUDA without NVML; a card of AMD has no NVML.
+    """
+    fact = f"{driver.fact}; a framework computes on a card all the same, but nothing can watch it"
+    if rocm:
+        return replace(driver, state="note", fact=fact, fix="")
+    return replace(
+        driver, state="warning", fact=fact, fix="start the container with NVIDIA_DRIVER_CAPABILITIES=all"
+    )
 
 
 def card_checks(cards: Cards | Unknown, platform: str) -> list[Check]:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from perdure.checkup.accelerator import (
     is_card,
     tpu,
 )
-from perdure.checkup.cards import card_checks, driver_check, precision_checks, usable
+from perdure.checkup.cards import card_checks, driver_check, precision_checks, unwatched, usable
 from perdure.checkup.checks import Check, Checkup
 from perdure.checkup.frameworks import framework_checks
 from perdure.checkup.gather import Question, Unknown, gather
@@ -175,8 +175,10 @@ def _gpu_checks(how: Look, answers: Mapping[str, Any], promised: str, platform: 
     may_lack = platform == "local" or bool(tpu(how.environment))
     driver = driver_check(cards, expected, platform, may_lack=may_lack)
     works = any(probe.works for probe in probes.values())
-    if driver.state == "failed" and works:
-        driver = replace(driver, state="warning")  # a container may have CUDA and no NVML: nothing can be watched
+    if works and driver.state in ("failed", "warning"):
+        driver = unwatched(
+            driver, rocm=any(each.works and each.build.startswith("ROCm") for each in probes.values())
+        )
     checks = [driver, *card_checks(cards, platform), *([given] if given else [])]
     checks += framework_checks(probes, there, platform)
     checks.append(gpu_check(checks, probes, there, expected, platform))

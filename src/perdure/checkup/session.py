@@ -7,6 +7,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from perdure.checkup.checks import Check
 from perdure.core.clock import Clock
@@ -14,6 +15,15 @@ from perdure.core.intervals import format_duration
 from perdure.core.limits import Window
 from perdure.platforms.place import Place
 
+KAGGLE_WORKING = Path("/kaggle/working")
+"""Is there in every session of Kaggle, also for a shell that was let in from outside and knows nothing of it."""
+
+_KEEP = {
+    ("kaggle", "interactive"): (
+        "run it as a batch (Save Version > Save & Run All), or Notebook options > Persistence > Files only"
+    ),
+    ("colab", "interactive"): "mount Google Drive, and set PERDURE_ROOT to a folder on it",
+}
 _SHORT_S = 600.0
 _JUMP_S = 1.0
 _EARLIEST = datetime(2025, 1, 1, tzinfo=UTC)
@@ -35,16 +45,15 @@ class Instant:
 def platform_check(place: Place) -> Check:
     """Platform, mode, and what of the output outlives the session."""
     mode = "" if place.mode == "process" else f", {place.mode}"
-    fix = ""
-    if (place.platform, place.mode) == ("kaggle", "interactive"):
-        fix = "run it as a batch (Save Version > Save & Run All), or Notebook options > Persistence > Files only"
-    return Check(
-        "platform",
-        "note" if fix else "ok",
-        f"{place.platform}{mode}: {place.survives}",
-        fix,
-        {"platform": place.platform, "mode": place.mode, "survives": place.survives, "root": str(place.root)},
-    )
+    fact = f"{place.platform}{mode}: {place.survives}"
+    details = {"platform": place.platform, "mode": place.mode, "survives": place.survives, "root": str(place.root)}
+    if place.platform == "local" and KAGGLE_WORKING.is_dir():
+        fact = (
+            f"taken for a machine of your own, but {KAGGLE_WORKING} is there: this shell lacks Kaggle's variables"
+        )
+        return Check("platform", "warning", fact, "run it from a cell, or set PERDURE_PLATFORM=kaggle", details)
+    hint = _KEEP.get((place.platform, place.mode), "")
+    return Check("platform", "note" if hint else "ok", fact, hint, details)
 
 
 def window_check(window: Window) -> Check:

@@ -25,8 +25,8 @@ SIZE = 1024
 FAST_SIZE = 4096
 """Rows of the matrices whose product is timed, in each precision."""
 
-TOLERANCE = 1e-3
-"""Largest difference to the CPU, relative to the largest value. TF32 has 10 bits of mantissa."""
+TOLERANCE = 1e-2
+"""Largest difference to the CPU, relative to the largest value: TF32 (10 bits) and bfloat16 (7) are right."""
 
 _PR_SET_PDEATHSIG = 1
 
