@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
+from perdure.core.errors import PerdureError
 from perdure.core.files import write_json
 from perdure.core.say import warn
 from perdure.models._proof_child import octets
 from perdure.models.digests import digest, size
 from perdure.models.formats import Difference, Exported, Parity, Source
-from perdure.models.live import live_of
+from perdure.models.live import Batch, live_of
 from perdure.models.proof import expected_of
 
 RECORDS = ".proofs.json"
@@ -95,12 +96,19 @@ def source_digest(source: Source) -> str:
             code = getattr(kind.forward, "__code__", None)
             hasher.update(repr((code.co_code, code.co_names, _plain_constants(code))).encode() if code else b"")
     if source.module is not None and source.example is not None:
-        for batch in live_of(source).batches:
+        for batch in _batches(source):
             for name, tensor in batch.outputs.items():
                 hasher.update(name.encode())
                 hasher.update(octets(tensor))
     _add_values(hasher, source.classic)
     return hasher.hexdigest()
+
+
+def _batches(source: Source) -> Sequence[Batch]:
+    try:
+        return live_of(source).batches
+    except PerdureError:  # said where the files are proved
+        return ()
 
 
 def _plain_constants(code: Any) -> list[str]:
