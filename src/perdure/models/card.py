@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -58,7 +59,7 @@ def write_card(folder: Path, exported: Sequence[Exported], facts: Facts, signatu
     older = [kept for each in _older(folder) if (kept := _kept(each, folder, model))]
     models = sorted([*older, model], key=lambda each: str(each.get("created")))
     card = {"format_version": CARD_VERSION, "written_by": f"perdure {_version()}", "models": models}
-    write_json(folder / CARD, card)
+    write_json(folder / CARD, _finite(card))
     page = folder / PAGE
     page = page if may_replace(page) else folder / OTHER_PAGE
     write_atomic(page, page_of(models).encode())
@@ -134,7 +135,8 @@ def _file(exported: Exported, signature: Signature) -> dict[str, Any]:
         "bytes": exported.bytes,
         "digest": exported.digest,
         "companions": [
-            {"file": each.name, "bytes": size(each), "digest": digest(each)} for each in exported.companions
+            {"file": each.name, "bytes": size(each), "digest": exported.digests.get(each.name) or digest(each)}
+            for each in exported.companions
         ],
         "parity": _parity(exported.parity),
         "notes": list(exported.notes),
@@ -144,6 +146,15 @@ def _file(exported: Exported, signature: Signature) -> dict[str, Any]:
 
 def _parity(parity: Parity | None) -> dict[str, Any] | None:
     return None if parity is None else asdict(parity)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no word for numbers that are none: they go as ``"nan"``, ``"inf"``."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _version() -> str:

@@ -58,11 +58,13 @@ class Port:
         name: Its name in the graph; for outputs that are a dict, the key.
         dtype: For example ``"float32"``.
         shape: A string such as ``"batch"`` where any size goes.
+        keyword: An input that is given by its name: ``model(mask=mask)``.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    keyword: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.core.errors import CannotCarryError, ConfigError, MissingExtraError
 from perdure.models.formats import Format, Source, register
-from perdure.models.keras_model import quiet
+from perdure.models.keras_model import check_ready, example_of, quiet
 from perdure.models.keras_process import ChildError, ask
 from perdure.models.keras_proof import live_of, prove_keras, prove_onnx, prove_savedmodel
 
@@ -68,6 +68,7 @@ def _cannot(source: Source, what: str, hint: str) -> CannotCarryError:
 
 
 def _check_keras(source: Source) -> None:
+    check_ready(source.module)
     for layer in source.module._flatten_layers():
         function = getattr(layer, "function", None) if type(layer).__name__ == "Lambda" else None
         if getattr(function, "__name__", "") == "<lambda>":
@@ -91,7 +92,8 @@ def _check_h5(source: Source) -> None:
 
 
 def _check_graph(source: Source) -> None:
-    if source.example is None:
+    check_ready(source.module)
+    if example_of(source) is None:
         raise ConfigError(
             f"the Keras model {source.module.name!r} declares no input shapes, so its graph needs an example",
             hint="perdure.export(model, folder, example=images)",

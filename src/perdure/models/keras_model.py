@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,19 +28,8 @@ class Call:
     kwargs: Mapping[str, Any]
 
 
-def is_keras(model: Any) -> bool:
-    """Whether it is a Keras model; Keras is not imported for that."""
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(model, keras.Model)
-
-
-def keras_source(model: Any, example: Example | None = None, *, dynamic: bool = True) -> Source:
-    """A Keras model as the source of an export.
-
-    Args:
-        model: Built, or called once.
-        example: Its inputs. None takes made-up ones of the shapes that the model declares, if it declares any.
-        dynamic: The batch may have another size than in the example.
+def check_ready(model: Any) -> None:
+    """Raise what makes every format impossible.
 
     Raises:
         MissingExtraError: It is a model of Keras 2.
@@ -51,25 +41,18 @@ def keras_source(model: Any, example: Example | None = None, *, dynamic: bool = 
         raise MissingExtraError(
             f"this is a model of Keras {keras.__version__}; Keras 3 is needed", hint="pip install 'perdure[keras]'"
         )
-    if not model.built or (not model.weights and not model.layers):
+    if not model.built or not model.weights:
         raise CannotCarryError(
             f"the Keras model {model.name!r} has no weights yet: it was never called",
             path=model.name,
             type_name=type(model).__name__,
             hint="call it once on a batch, or model.build(shape), before it is exported",
         )
-    return Source(named_weights(model), model, example or made_up(model), framework="keras", dynamic=dynamic)
 
 
-def named_weights(model: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """The weights by path; copies on the CPU. A path that comes twice gets a number."""
-    found: dict[str, np.ndarray[Any, Any]] = {}
-    for weight in model.weights:
-        name, again = weight.path, 2
-        while name in found:
-            name, again = f"{weight.path}#{again}", again + 1
-        found[name] = array(weight)
-    return found
+def example_of(source: Source) -> Example | None:
+    """The example of a source; made-up inputs where the model declares their shapes; None if there are neither."""
+    return source.example if source.example is not None else made_up(source.module)
 
 
 def fingerprints(variables: Sequence[Any]) -> list[str]:
@@ -183,8 +166,6 @@ def signature_of(model: Any, call: Call, outputs: Mapping[str, np.ndarray[Any, A
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep what Keras, TensorFlow and absl print and warn of off stdout, and their known warnings off the tests."""
-    import logging
-
     absl = logging.getLogger("absl")
     level = absl.level
     absl.setLevel(logging.ERROR)

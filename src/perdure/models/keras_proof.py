@@ -13,10 +13,19 @@ import numpy as np
 
 from perdure.core.errors import CannotCarryError, CorruptError
 from perdure.models.formats import Difference, Parity, Source
-from perdure.models.keras_model import Call, answers, batches_of, call_of, fingerprint, fingerprints
+from perdure.models.keras_model import (
+    Call,
+    answers,
+    batches_of,
+    call_of,
+    example_of,
+    fingerprint,
+    fingerprints,
+    signature_of,
+)
 from perdure.models.keras_process import ChildError, Outputs, ask
 
-TOLERANCE = {"float64": 1e-7, "float32": 1e-4, "float16": 1e-2, "bfloat16": 3e-2}
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest accepted difference, as a part of the largest output: other kernels, and fused ones, round otherwise."""
 
 _UNKNOWN_CLASS = ("Could not locate", "register_keras_serializable", "custom_objects", "No module named")
@@ -26,7 +35,8 @@ def prove_keras(source: Source, path: Path) -> Parity:
     """Prove a ``.keras`` or ``.h5`` file by the safe loader of Keras: every weight, the optimizer, the outputs."""
     backend, calls, live = live_of(source)
     try:
-        answer, outputs = ask({"do": "keras", "file": str(path)}, list(calls.values()), backend)
+        job = {"do": "keras", "file": str(path), "compile": path.suffix == ".keras"}
+        answer, outputs = ask(job, list(calls.values()), backend)
     except ChildError as error:
         if any(word in error.message for word in _UNKNOWN_CLASS):
             return _by_weights_alone(source, path, error)
@@ -63,10 +73,14 @@ def live_of(source: Source) -> tuple[str, dict[int, Call], dict[int, dict[str, A
 
     if "keras" not in source.scratch:
         calls: dict[int, Call] = {}
-        if source.example is not None:
-            calls = batches_of(source.module, call_of(source.module, source.example), source.dynamic)
+        example = example_of(source)
+        if example is not None:
+            calls = batches_of(source.module, call_of(source.module, example), source.dynamic)
         live = {size: answers(source.module, call) for size, call in calls.items()}
         source.scratch["keras"] = (keras.backend.backend(), calls, live)
+        if calls:  # for the card
+            size = next(iter(calls))
+            source.scratch["signature"] = signature_of(source.module, calls[size], live[size], len(calls) > 1)
     found: tuple[str, dict[int, Call], dict[int, dict[str, Any]]] = source.scratch["keras"]
     return found
 
@@ -115,7 +129,7 @@ def _compared(path: Path, live: Mapping[int, Mapping[str, Any]], outputs: Output
         for (name, ours), theirs in zip(expected.items(), got, strict=True):
             each = _difference(name, ours, theirs, found.get(name))
             found[name] = each
-            if not each.largest <= each.tolerance * max(each.scale, 1.0):
+            if not each.largest <= each.tolerance * each.scale:
                 problems.append(f"{name} differs by {each.largest:.3g} where values reach {each.scale:.3g}")
     if problems:
         raise CorruptError(

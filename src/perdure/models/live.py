@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -205,7 +205,10 @@ def signature_of(source: Source) -> Signature:
     )
     outputs = zip(*(batch.outputs.items() for batch in live.batches), strict=True)
     return Signature(
-        tuple(_port(name, list(tensors)) for name, *tensors in inputs),
+        tuple(
+            replace(_port(name, list(tensors)), keyword=name in live.batches[0].example.kwargs)
+            for name, *tensors in inputs
+        ),
         tuple(_port(pairs[0][0], [tensor for _, tensor in pairs]) for pairs in outputs),
     )
 

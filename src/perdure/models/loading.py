@@ -43,10 +43,10 @@ _LINES = {
     "savedmodel": (
         "import tensorflow as tf",
         "model = tf.saved_model.load({file})",
-        "outputs = model.serve({inputs})",
+        "outputs = {serve}",
     ),
 }
-_LINES |= {"h5": _LINES["keras"], "keras-onnx": _LINES["onnx"]}
+_LINES |= {"h5": _LINES["keras"]}
 
 
 def load_lines(format: str, file: str, signature: Signature) -> list[str]:
@@ -62,13 +62,16 @@ def load_lines(format: str, file: str, signature: Signature) -> list[str]:
     """
     ports = [port.name for port in signature.inputs] or ["inputs"]
     names = [variable(port, index) for index, port in enumerate(ports)]
-    listed = ", ".join(names)
     feed = ", ".join(f"{_quoted(port)}: {name}" for port, name in zip(ports, names, strict=True))
+    keywords = {port.name for port in signature.inputs if port.keyword}
+    given = [f"{p}={n}" if p in keywords else n for p, n in zip(ports, names, strict=True)]
+    alone = len(names) == 1
     words = {
         "file": _quoted(file),
-        "inputs": listed,
+        "inputs": ", ".join(given),
         "feed": feed,
-        "nested": listed if len(names) == 1 else f"[{listed}]",
+        "nested": names[0] if alone else f"{{{feed}}}",
+        "serve": f"model.serve({names[0]})" if alone else f'model.signatures["serving_default"](**{{{feed}}})',
     }
     return [line.format(**words) for line in _LINES.get(format, ())]
 

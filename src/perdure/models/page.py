@@ -31,7 +31,7 @@ def _section(model: Mapping[str, Any]) -> list[str]:
     lines = [f"# {model['name']}", "", _origin(model), ""]
     if model.get("metrics"):
         lines += ["| metric | value |", "|---|---|"]
-        lines += [f"| {name} | {_number(value)} |" for name, value in model["metrics"].items()] + [""]
+        lines += [f"| {_cell(name)} | {_number(value)} |" for name, value in model["metrics"].items()] + [""]
     for word in ("inputs", "outputs"):
         ports = model.get("signature", {}).get(word) or []
         lines += [f"- {word[:-1]} `{each['name']}`: {each['dtype']} {_shape(each['shape'])}" for each in ports]
@@ -75,6 +75,10 @@ def _proof(file: Mapping[str, Any]) -> str:
 
 def _shape(shape: Sequence[Any]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _number(value: Any) -> str:
