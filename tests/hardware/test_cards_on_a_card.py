@@ -9,10 +9,9 @@ import sys
 import pytest
 import torch
 
-from hardware.watching import until
-from perdure.core.clock import SystemClock
+from hardware.watching import quick, until
 from perdure.hardware.cards import read_cards
-from perdure.hardware.monitor import EVERY_S, Monitor
+from perdure.hardware.monitor import EVERY_S
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,7 +45,7 @@ def test_a_setting_hides_the_same_cards_from_torch(setting):
 
 
 def test_a_card_at_work_is_seen_at_work_and_the_thread_costs_little():
-    monitor = Monitor(SystemClock(), every_s=0.05)
+    monitor = quick(every_s=0.05)
     monitor.start()
     x_MM = torch.rand(8192, 8192, device="cuda")
 

@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
-from hardware.watching import until, watch
+from hardware.watching import quick, until, watch
 from perdure.core.clock import SystemClock
 from perdure.hardware.monitor import EVERY_S, HUNG_S, Monitor
 from perdure.testing.clock import FakeClock
@@ -123,7 +124,7 @@ def test_a_card_lost_in_mid_run_is_told_and_the_other_goes_on(stage):
 
 def test_a_card_that_answers_nothing_any_more_counts_as_lost(stage):
     stage.set(Scene([FakeCard(busy=90)]))
-    monitor = Monitor(SystemClock(), every_s=0.001)
+    monitor = quick()
     monitor.start()
     until(lambda: monitor.use() and monitor.use()[0].samples > 5)
     fields = ("utilization", "memory", "temperature", "power", "throttle", "processes")
@@ -149,7 +150,7 @@ def test_one_answer_that_the_card_is_lost_is_enough(stage):
 )
 def test_without_nvml_the_trouble_is_told_and_nothing_is_made_up(stage, scene, words):
     stage.set(scene)
-    monitor = Monitor(SystemClock(), every_s=0.001)
+    monitor = quick()
     monitor.start()
     until(lambda: monitor.trouble)
     monitor.stop()
@@ -171,7 +172,7 @@ def test_nvml_shut_down_by_another_part_of_the_program_is_opened_again(stage):
     import pynvml
 
     stage.set(Scene([FakeCard(busy=33)]))
-    monitor = Monitor(SystemClock(), every_s=0.001)
+    monitor = quick()
     monitor.start()
     until(lambda: monitor.use() and monitor.use()[0].samples > 5)
     pynvml.nvmlShutdown()
@@ -184,7 +185,7 @@ def test_nvml_shut_down_by_another_part_of_the_program_is_opened_again(stage):
 def test_the_window_slides_and_the_session_keeps_all(stage):
     clock = FakeClock()
     stage.set(Scene([FakeCard(busy=100, temperature_c=90)]))
-    monitor = Monitor(clock, every_s=0.001, window_s=60)
+    monitor = quick(clock, window_s=60)
     monitor.start()
     until(lambda: monitor.use() and monitor.use()[0].samples > 5)
     stage.set(Scene([FakeCard(busy=0, temperature_c=40)]))
@@ -199,7 +200,7 @@ def test_the_window_slides_and_the_session_keeps_all(stage):
 
 def test_what_is_kept_does_not_grow(stage):
     stage.set(Scene([FakeCard(busy=1)]))
-    monitor = Monitor(SystemClock(), every_s=0.001, window_s=0.02)
+    monitor = quick(window_s=0.02)
     monitor.start()
     until(lambda: monitor.use(whole_session=True) and monitor.use(whole_session=True)[0].samples > 100)
     monitor.stop()
@@ -233,7 +234,7 @@ def test_starting_twice_and_stopping_before_the_start_do_nothing(stage):
     monitor = Monitor(SystemClock())
     monitor.stop()
     assert monitor.use() == () and monitor.cost_s == 0
-    monitor = Monitor(SystemClock(), every_s=0.001)
+    monitor = quick()
     monitor.start()
     monitor.start()
     assert threading.active_count() == before + 1
@@ -243,7 +244,7 @@ def test_starting_twice_and_stopping_before_the_start_do_nothing(stage):
 
 def test_workers_that_a_loader_forks_live_and_can_read_what_was_seen(stage):
     stage.set(Scene([FakeCard(busy=40)]))
-    monitor = Monitor(SystemClock(), every_s=0.0001)
+    monitor = quick(every_s=0.0001)
     monitor.start()
     until(lambda: monitor.use() and monitor.use()[0].samples > 3)
     for _ in range(20):
@@ -274,6 +275,29 @@ def test_the_monitor_costs_less_than_a_thousandth_of_a_core(stage):
     stage.set(Scene([FakeCard(busy=90, processes={os.getpid(): 9}), FakeCard()]))
     monitor, cards = watch(looks=300)
     assert monitor.cost_s / cards[0].samples < EVERY_S / 1000
+
+
+def test_where_a_driver_is_slow_to_answer_looks_become_rarer(stage, monkeypatch):
+    """A look that costs 20 ms of CPU may come every 2 s at a hundredth of a core, and not every millisecond."""
+    from perdure.hardware.sampling import Target
+
+    look, waits = Target.look, []
+
+    def slow(self, *args, **options):
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return look(self, *args, **options)
+
+    monkeypatch.setattr(Target, "look", slow)
+    stage.set(Scene([FakeCard()]))
+    monitor = Monitor(SystemClock(), every_s=0.001, share=0.01)
+    wait = monitor._end.wait
+    monkeypatch.setattr(monitor._end, "wait", lambda seconds: waits.append(seconds) or wait(0.001))
+    monitor.start()
+    until(lambda: len(waits) >= 5)
+    monitor.stop()
+    assert all(1.9 < seconds < 20 for seconds in waits)
 
 
 def test_the_monitor_loads_no_framework():

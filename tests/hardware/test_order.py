@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.hardware.order import visible_order
@@ -29,6 +29,9 @@ def order_of_torch(setting, monkeypatch):
 
 
 @given(setting=settings)
+@example("0,9,9")
+@example("GPU-8932f,GPU-8932f937")
+@example("0,-1,0")
 def test_any_setting_gives_the_cards_that_torch_sees(setting):
     with pytest.MonkeyPatch.context() as patch:
         expected = None

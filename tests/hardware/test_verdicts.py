@@ -30,6 +30,12 @@ SCENES = {
     "B48: two T4, one idles": (
         Scene([working(), FakeCard(used_mb=3)]), loop(), around(), ["second-card-idle"],
     ),
+    "two T4, the model was put on the other one": (
+        Scene([FakeCard(), working()]), loop(), around(), ["second-card-idle"],
+    ),
+    "two T4, the second begins to work just now": (
+        Scene([working(), FakeCard(busy=[0] * 19 + [60])]), loop(), around(), [],
+    ),
     "two T4, the other is another user's": (
         Scene([working(), FakeCard(used_mb=9000, processes={1: 9000})]), loop(),
         around(), [],

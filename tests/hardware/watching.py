@@ -20,9 +20,14 @@ def until(condition) -> None:
         time.sleep(0.002)
 
 
+def quick(clock=None, every_s: float = 0.001, **more) -> Monitor:
+    """A monitor that looks as often as it is told to, whatever that costs."""
+    return Monitor(clock or SystemClock(), every_s=every_s, share=1.0, **more)
+
+
 def watch(looks: int = 20, every_s: float = 0.001) -> tuple[Monitor, tuple[CardUse, ...]]:
     """A monitor that has looked that often, and what it saw."""
-    monitor = Monitor(SystemClock(), every_s=every_s)
+    monitor = quick(every_s=every_s)
     monitor.start()
     until(lambda: _done(monitor, looks))
     monitor.stop()

@@ -21,6 +21,12 @@ WINDOW_S = 60.0
 PROCESSES_EVERY = 5
 """Looks from one question for the processes on a card to the next: it is the dearest."""
 
+SHARE = 0.001
+"""Share of a core that looking may take; where a driver is slow to answer, looks become rarer."""
+
+SELDOM_S = 60.0
+"""Seconds between two looks at most."""
+
 HUNG_S = 30.0
 """Seconds after which a driver that has not come back with an answer is said to hang."""
 
@@ -35,12 +41,16 @@ class Monitor:
         clock: Tells how long ago a sample was.
         every_s: Seconds between two looks.
         window_s: Seconds that ``use()`` looks back.
+        share: Share of a core that looking may take.
     """
 
-    def __init__(self, clock: Clock, every_s: float = EVERY_S, window_s: float = WINDOW_S) -> None:
+    def __init__(
+        self, clock: Clock, every_s: float = EVERY_S, window_s: float = WINDOW_S, share: float = SHARE
+    ) -> None:
         self._clock = clock
         self._every_s = every_s
         self._window_s = window_s
+        self._share = share
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
         self._watched: tuple[_Watched, ...] = ()
@@ -96,7 +106,7 @@ class Monitor:
     def _sample(self) -> None:
         self._asking_since = self._clock.monotonic()
         nvml = self._open()
-        looks = 0
+        looks, began_s = 0, time.thread_time()
         while nvml is not None and not self._end.is_set():
             self._asking_since = self._clock.monotonic()
             for watched in self._watched:
@@ -106,7 +116,8 @@ class Monitor:
             self._asking_since = None
             self._cost_s = time.thread_time()
             looks += 1
-            self._end.wait(self._every_s)
+            affordable_s = (self._cost_s - began_s) / looks / self._share
+            self._end.wait(max(self._every_s, min(affordable_s, SELDOM_S)))
         if nvml is not None:
             nvml.close()
 
