@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from perdure.core.errors import CannotCarryError, ConfigError, CorruptError, DiskFullError
+from perdure.core.errors import CannotCarryError, ConfigError, CorruptError, DiskFullError, MissingExtraError
+from perdure.models import onnx_file
 from perdure.models.export import export_model, file_stem
 from perdure.models.formats import FORMATS, Facts, Format, Source
 from perdure.models.records import RECORDS
@@ -166,7 +167,7 @@ def test_what_a_format_cannot_hold_is_named_before_anything_is_written(
     tmp_path: Path, source, tensor, format, hint
 ) -> None:
     with pytest.raises(CannotCarryError) as caught:
-        export(source({"fine": torch.zeros(1), "odd": tensor()}), tmp_path, formats=["pth", format])
+        export(source({"fine": torch.zeros(1), "odd": tensor()}), tmp_path, formats=[format])
     assert caught.value.path == "odd"
     assert hint in caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -225,6 +226,13 @@ def test_one_format_that_fails_does_not_cost_the_others(tmp_path: Path, source, 
     card = json.loads((tmp_path / "model-card.json").read_text())
     assert [file["format"] for file in card["models"][0]["files"]] == ["pth"]
     assert not (tmp_path / "m.safetensors").exists()
+
+
+def test_a_missing_package_does_not_cost_the_weights(tmp_path: Path, source, monkeypatch) -> None:
+    monkeypatch.setattr(onnx_file, "_PACKAGES", ("onnx", "not_installed_here"))
+    with pytest.raises(MissingExtraError, match=r"needs not_installed_here(.|\n)*pip install 'perdure\[onnx\]'"):
+        export(source(torch.nn.Linear(2, 2), torch.ones(1, 2)), tmp_path, formats=["onnx", "safetensors"])
+    assert (tmp_path / "m.safetensors").exists()
 
 
 @pytest.mark.root

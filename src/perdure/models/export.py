@@ -48,10 +48,11 @@ def export_model(
 ) -> list[Exported]:
     """Write a model as files ``<folder>/<stem><suffix>``, prove each, and describe them in ``model-card.json``.
 
-    What is impossible shows before anything is written. Then each file is made on its own in a temporary folder,
-    made durable, opened and run in a fresh process, and renamed; an older file of that name stays until then.
-    One that fails does not cost the others; the first error is raised when all are done. A file that an earlier
-    export of the same model finished is not made again. The live model and the random generators are not touched.
+    What each format cannot hold is known, and the room for all files is checked, before anything is written. Then
+    each file is made on its own in a temporary folder, made durable, opened and run in a fresh process, and
+    renamed; an older file of that name stays until then. One that fails does not cost the others, as an export
+    comes after days; the first error is raised when all are done. A file that an earlier export of the same model
+    finished is not made again. The live model and the random generators are not touched.
 
     Args:
         source: The model.
@@ -73,19 +74,38 @@ def export_model(
         CorruptError: A file is not what it should be; it was removed.
     """
     chosen = _chosen(formats, source.framework)
-    for format in chosen:
-        format.check(source)
-    with ExitStack() as closing, generators_untouched(), _disk_errors(folder, chosen, source):
+    errors = {format.name: error for format in chosen if (error := _checked(format, source))}
+    possible = [format for format in chosen if format.name not in errors]
+    if not possible:
+        _raise(list(errors.values()))
+    with ExitStack() as closing, generators_untouched(), _disk_errors(folder, possible, source):
+        closing.callback(source.scratch.clear)
         work = closing.enter_context(workplace(folder.absolute()))  # the process works elsewhere
         source.scratch["work"] = work
         closing.push(source.closing)
-        return _Export(source, folder, work, stem, facts, room).run(chosen)
+        return _Export(source, folder, work, stem, facts, room).run(possible, list(errors.values()))
 
 
 def _chosen(formats: Sequence[str], framework: str) -> list[Format]:
     if isinstance(formats, str) or not formats:
         raise ConfigError(f"formats is a list of names, got {formats!r}", hint='try formats=["pth", "safetensors"]')
     return [find_format(name, framework) for name in dict.fromkeys(formats)]
+
+
+def _checked(format: Format, source: Source) -> PerdureError | None:
+    try:
+        format.check(source)
+    except PerdureError as error:
+        return error
+    return None
+
+
+def _raise(errors: Sequence[Exception]) -> None:
+    """Raise the first error; the others are told."""
+    for error in errors[1:]:
+        warn(str(error))
+    if errors:
+        raise errors[0]
 
 
 @contextmanager
@@ -96,12 +116,7 @@ def _disk_errors(folder: Path, formats: Sequence[Format], source: Source) -> Ite
     except PerdureError:
         raise
     except Exception as error:
-        problem: BaseException | None = error
-        while problem is not None and not isinstance(problem, OSError):  # writers wrap it
-            problem = problem.__cause__ or problem.__context__
-        if problem is None and not _is_full(folder):
-            raise
-        if problem is None or problem.errno in FULL:
+        if _is_full(error, folder):
             raise DiskFullError(
                 f"no room for the model in {folder}: {error}",
                 path=folder,
@@ -109,15 +124,22 @@ def _disk_errors(folder: Path, formats: Sequence[Format], source: Source) -> Ite
                 free_bytes=shutil.disk_usage(folder).free,
                 hint="free some space and run the script again; files that are finished are not made again",
             ) from error
+        if not isinstance(error, OSError):
+            raise
         raise UnreadableError(
-            f"the model cannot be written to {folder}: {problem.strerror or problem}",
+            f"the model cannot be written to {folder}: {error.strerror or error}",
             path=folder,
             hint="is it a folder that you may write to?",
         ) from error
 
 
-def _is_full(folder: Path) -> bool:
-    """Some writers only say that they failed."""
+def _is_full(error: Exception, folder: Path) -> bool:
+    """Whether there was no room: some writers wrap what the system says, and some only say that they failed."""
+    problem: BaseException | None = error
+    while problem is not None:
+        if isinstance(problem, OSError) and problem.errno in FULL:
+            return True
+        problem = problem.__cause__ or problem.__context__
     return folder.is_dir() and shutil.disk_usage(folder).free < HEADROOM_BYTES
 
 
@@ -129,16 +151,15 @@ class _Export:
         self._stem, self._facts, self._room = stem, facts, room
         self._records = Records(folder)
 
-    def run(self, formats: Sequence[Format]) -> list[Exported]:
+    def run(self, formats: Sequence[Format], errors: list[Exception]) -> list[Exported]:
         """Make what is not there yet; write the card over all; raise the first error."""
         torch = self._source.framework == "torch"
-        if torch:
+        if torch and not all(self._path(format).exists() for format in formats):
             prover_of(self._source)  # loads its libraries while we compute
         mark = source_digest(self._source) if torch else ""
         there = {format.name: self._there(format, mark) for format in formats}
         check_room(self._folder, sum(f.size(self._source) for f in formats if not there[f.name]), self._room)
         done: list[Exported] = []
-        errors: list[Exception] = []
         for format in formats:
             try:
                 done.append(there[format.name] or self._make(format, mark))
@@ -146,17 +167,21 @@ class _Export:
                 errors.append(error)
         if done:
             write_card(self._folder, done, self._facts, self._signature())
-        self._tell(done, errors)
+        for exported in done:
+            say("; ".join((f"{exported.path}: {format_bytes(exported.bytes)}, {told(exported)}", *exported.notes)))
+        _raise(errors)
         return done
 
+    def _path(self, format: Format) -> Path:
+        return self._folder / f"{self._stem}{format.suffix}"
+
     def _there(self, format: Format, mark: str) -> Exported | None:
-        path = self._folder / f"{self._stem}{format.suffix}"
-        return self._records.find(path, f"{format.name} {mark}") if mark else None
+        return self._records.find(self._path(format), f"{format.name} {mark}") if mark else None
 
     def _make(self, format: Format, mark: str) -> Exported:
         place = self._work / format.name
         place.mkdir()
-        made = place / f"{self._stem}{format.suffix}"
+        made = place / self._path(format).name
         with _disk_errors(self._folder, [format], self._source):
             notes = format.write(self._source, made)
             make_durable(place)
@@ -168,15 +193,16 @@ class _Export:
 
     def _finished(self, format: Format, made: Path, parity: Parity, notes: tuple[str, ...]) -> Exported:
         companions = sorted(path for path in made.parent.iterdir() if path != made)
+        digests = {path.name: digest(path) for path in (made, *companions)}
         exported = Exported(
             format=format.name,
             path=self._folder / made.name,
             bytes=sum(map(size, (made, *companions))),
-            digest=digest(made),
+            digest=digests[made.name],
             parity=parity,
             companions=tuple(self._folder / path.name for path in companions),
             notes=notes,
-            digests={} if made.is_dir() else {path.name: digest(path) for path in (made, *companions)},
+            digests=digests,
         )
         put_in_place(made, companions, self._folder)
         return exported
@@ -191,14 +217,6 @@ class _Export:
             return signature_of(self._source)
         except PerdureError:  # said in the parity of the files
             return None
-
-    def _tell(self, done: Sequence[Exported], errors: Sequence[Exception]) -> None:
-        for exported in done:
-            say("; ".join((f"{exported.path}: {format_bytes(exported.bytes)}, {told(exported)}", *exported.notes)))
-        for error in errors[1:]:
-            warn(str(error))
-        if errors:
-            raise errors[0]
 
 
 def told(exported: Exported) -> str:

@@ -152,7 +152,7 @@ class Exported:
         parity: What the proof found; None only for files that nothing could prove.
         companions: Further files that belong to it, such as the external data of a large ONNX model.
         notes: What the user should know, one sentence each: a fixed batch, what the format loses.
-        digests: File name to digest, of every file that belongs to it; empty for a folder.
+        digests: Name to digest, of itself and of each companion.
         reused: It was there, whole and proved, from an earlier export of the same model.
     """
 

@@ -60,11 +60,11 @@ class Records:
             return None
         try:
             found = _restored(path, entry)
-            same = found.digest == digest(path) and found.bytes == sum(map(size, (path, *found.companions)))
-            whole = all(digest(path.with_name(name)) == value for name, value in found.digests.items())
+            same = found.bytes == sum(map(size, (path, *found.companions)))
+            whole = same and all(digest(path.with_name(name)) == value for name, value in found.digests.items())
         except (OSError, KeyError, TypeError, ValueError):
             return None
-        return found if same and whole else None
+        return found if whole else None
 
 
 def _restored(path: Path, entry: Mapping[str, Any]) -> Exported:
