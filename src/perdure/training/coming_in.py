@@ -119,9 +119,17 @@ def newest(source: Path) -> Checkpoint:
         except (CorruptError, FormatVersionError) as error:
             errors.append(error)
     if not errors:
-        hint = "check the path; perdure checkpoints lists what is in a folder"
-        raise NoCheckpointError(f"there is no checkpoint at {source}", path=source, hint=hint)
+        raise NoCheckpointError(f"there is no checkpoint at {source}", path=source, hint=_where_else(source))
     raise errors[0]
+
+
+def _where_else(source: Path) -> str:
+    """What to do where there is no checkpoint: a trainer of others may have put its own one folder deeper."""
+    inside = [folder for folder in source.glob("checkpoint*") if is_foreign(folder)]
+    if inside:
+        newest_inside = max(inside, key=lambda folder: folder.stat().st_mtime)
+        return f"give one of the folders in it; {newest_inside.name} is the newest"
+    return "check the path; perdure checkpoints lists what is in a folder"
 
 
 def _check_one_run(source: Path, found: list[Found]) -> None:

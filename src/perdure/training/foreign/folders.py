@@ -21,9 +21,14 @@ MODELS = (
 )
 """What a model is called in a folder of transformers or PEFT, the best one first."""
 
-_BESIDE = {"optimizer": "optimizer.pt", "scheduler": "scheduler.pt", "scaler": "scaler.pt"}
-"""What transformers' Trainer puts beside the model; its state and generators are in further files."""
-_STATE, _UNREAD = "trainer_state.json", ("training_args.bin", "rng_state.pth")
+_BESIDE = {
+    "optimizer": ("optimizer.pt", "optimizer.bin"),
+    "scheduler": ("scheduler.pt", "scheduler.bin"),
+    "scaler": ("scaler.pt",),
+}
+"""What transformers' Trainer (``.pt``) and accelerate (``.bin``) put beside the model."""
+_STATE = "trainer_state.json"
+_UNREAD = ("training_args.bin", "rng_state*.pth", "random_states_*.pkl", "sampler*.bin")
 
 
 def read_safetensors(path: Path) -> Content:
@@ -109,7 +114,7 @@ def read_folder(folder: Path, *, trust: bool = False) -> Content:
     state = beside.get(_STATE, {})
     step = f", step {state['global_step']}" if isinstance(state, dict) and "global_step" in state else ""
     kind = "an adapter of PEFT" if found.name.startswith("adapter") else "a model of transformers"
-    form = f"a checkpoint of transformers' Trainer{step}" if beside else f"{kind}, {found.name}"
+    form = f"a checkpoint of transformers{step}, {found.name}" if beside else f"{kind}, {found.name}"
     return Content(folder, form, {"model": model.values, **beside}, notes=model.notes)
 
 
@@ -119,14 +124,15 @@ def read_model_file(path: Path, *, trust: bool = False) -> Content:
 
 
 def _beside(folder: Path, *, trust: bool) -> Iterator[tuple[str, Any]]:
-    for key, file in _BESIDE.items():
-        if (folder / file).is_file():
-            yield key, load(folder / file, trust=trust)
+    for key, names in _BESIDE.items():
+        for file in (folder / name for name in names):
+            if file.is_file():
+                yield key, load(file, trust=trust)
     if (folder / _STATE).is_file():
         try:
             yield _STATE, json.loads((folder / _STATE).read_bytes())
         except ValueError:
             raise corrupt(folder / _STATE, "is no JSON") from None
-    for file in _UNREAD:
-        if (folder / file).is_file():
-            yield file, folder / file
+    for pattern in _UNREAD:  # generators are pickled there, and no file of others says where in the data they were
+        for file in sorted(folder.glob(pattern)):
+            yield file.name, file

@@ -21,6 +21,8 @@ from perdure.training.world.modules import ModulePart
 from perdure.training.world.names import ModuleNames
 
 _WRAPPING = ("module", "_orig_mod")
+_USUAL = ("model", "net")
+"""What trainers call the model before the names of its tensors."""
 _COUNTERS = ("num_batches_tracked",)
 """Buffers that older files of torch lack, and torch itself lets begin at zero."""
 _BOOKKEEPING = ("n_averaged",)
@@ -55,9 +57,10 @@ def match(part: ModulePart, section: Any) -> Match:
         section = section.state_dict()
     if not isinstance(section, Mapping):
         return Match(_form(part.names(), {}), differences=[f"{part.path}: that is a {type(section).__name__}"])
+    section = {str(key): value for key, value in section.items()}
     mine = part.names()
     wanted = _wanted(mine)
-    names = _Names(wanted, section, adapter=_adapter_of(part.value, wanted, section))
+    names = _Names(wanted, section, part.path, adapter=_adapter_of(part.value, wanted, section))
     given = {
         names.of_key[key]: value
         for key, value in section.items()
@@ -76,6 +79,11 @@ def match(part: ModulePart, section: Any) -> Match:
     found.notes += _tolerate(found.saved, mine, given, names)
     found.notes += _widen(part.path, found.saved, mine)
     found.differences += _torn_ties(part.path, mine, given)
+    if names.rivals:
+        rivals = ", ".join(f"{rival}.*" for rival in names.rivals[:5])
+        found.differences.append(
+            f"{part.path}: several parts of the file fit: {rivals}; name it like the one you mean"
+        )
     return found
 
 
@@ -107,13 +115,14 @@ class _Names:
         aside: What stands before the names of this module in the file, and not before those of others.
         added: What stands before the names in the module and not in the file.
         adapter: The file holds only this adapter of the module; empty if it holds a whole state.
+        rivals: Parts of the file that fit equally well; empty if one fits best.
     """
 
-    def __init__(self, wanted: Iterable[str], keys: Iterable[str], *, adapter: str = "") -> None:
+    def __init__(self, wanted: Iterable[str], keys: Iterable[str], path: str, *, adapter: str = "") -> None:
         self.adapter = adapter
         self.keys = {key: bare_name(key) for key in keys}
         live = _unique((_without_adapter(bare_name(name), adapter), name) for name in wanted)
-        self.aside, self.added = _prefixes(set(self.keys.values()), set(live))
+        self.aside, self.added, self.rivals = _prefixes(set(self.keys.values()), set(live), path)
         exact = set(wanted)
         taken: dict[str, str] = {}
         for key in self.keys:
@@ -157,16 +166,18 @@ def _unique(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {bare: name for bare, name in listed if count[bare] == 1}
 
 
-def _prefixes(keys: set[str], live: set[str]) -> tuple[str, str]:
-    """What to take off the keys, and what to put before them, so that most of them are names of the module."""
-    best, aside, added = len(keys & live), "", ""
-    for prefix, count in _before(keys, live).most_common():
-        if count > best or (count == best and aside and len(prefix) < len(aside)):
-            best, aside, added = count, prefix, ""
-    for prefix, count in _before(live, keys).most_common():
-        if count > best:
-            best, aside, added = count, "", prefix
-    return aside, added
+def _prefixes(keys: set[str], live: set[str], path: str) -> tuple[str, str, list[str]]:
+    """What to take off the keys, or put before them, so that most are names of the module; and rivals."""
+    here = len(keys & live)
+    asides, addeds = _before(keys, live), _before(live, keys)
+    if (most := max(asides.values(), default=0)) > max(here, *addeds.values(), 0):
+        best = sorted(prefix for prefix, count in asides.items() if count == most)
+        meant = [prefix for prefix in best if prefix.rpartition(".")[2] == path.rpartition(".")[2]]
+        meant = meant or [prefix for prefix in best if prefix in _USUAL]
+        return (meant or best)[0], "", [] if 1 in (len(best), len(meant)) else best
+    if (most := max(addeds.values(), default=0)) > here:
+        return "", min(prefix for prefix, count in addeds.items() if count == most), []
+    return "", "", []
 
 
 def _before(longer: set[str], shorter: set[str]) -> Counter[str]:

@@ -133,13 +133,15 @@ def _put(parts: list[Part], states: Mapping[str, Any], fitted: Mapping[str, Matc
 
 
 def _left(content: Content, found: Mapping[str, Place], fitted: Mapping[str, Match]) -> dict[str, Any]:
-    """What nobody took."""
-    rest = {path: one.left for path, one in fitted.items() if one.left}
-    if any(place.key == "" for place in found.values()):
-        return {key: value for left in rest.values() for key, value in left.items()}
-    parts = {found[path].key: tensors for path, tensors in rest.items()}
-    used = {place.key for place in found.values()} - parts.keys()
-    return {key: parts.get(key, value) for key, value in content.values.items() if key not in used}
+    """What nobody took: sections, and of those that modules took in part, the rest."""
+    rest: dict[str, dict[str, Any]] = {}
+    for path, one in fitted.items():
+        key = found[path].key
+        rest[key] = {name: value for name, value in one.left.items() if name in rest.get(key, one.left)}
+    if "" in rest:
+        return rest[""]
+    used = {place.key for place in found.values()} - {key for key, left in rest.items() if left}
+    return {key: rest.get(key) or value for key, value in content.values.items() if key not in used}
 
 
 # ---------------------------------------------------------------- where a part is in the file
@@ -149,16 +151,23 @@ def _place(part: Part, parts: list[Part], content: Content) -> Place | None:
     """Where the state of a part is in the file; None if it is not there."""
     for key in _keys(part, parts):
         value = content.values.get(key)
-        if key in content.values and not (
-            isinstance(value, list) and isinstance(part, (ModulePart, OptimizerPart))
-        ):
+        if value is not None and not (isinstance(value, list) and isinstance(part, OptimizerPart)):
             return Place(key)
     same = [other for other in parts if _role(other) == _role(part)]
     for key in _LISTS.get(_role(part), ()):
         listed = content.values.get(key)
         if isinstance(listed, list) and len(listed) == len(same):
             return Place(key, same.index(part))
-    return Place("") if content.bare and isinstance(part, ModulePart) and len(same) == 1 else None
+    return _shared_place(part, content, is_only=len(same) == 1) if isinstance(part, ModulePart) else None
+
+
+def _shared_place(part: Part, content: Content, *, is_only: bool) -> Place | None:
+    """Where one state holds several modules, each behind its name; or the whole file is that of the only one."""
+    for key in ("", *_USUAL["module"]) if content.bare else _USUAL["module"]:
+        section = content.values if key == "" else content.values.get(key)
+        if isinstance(section, Mapping) and any(str(name).startswith(f"{part.path}.") for name in section):
+            return Place(key)
+    return Place("") if content.bare and is_only else None
 
 
 def _keys(part: Part, parts: list[Part]) -> Iterator[str]:
