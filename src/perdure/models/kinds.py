@@ -114,7 +114,7 @@ def _zip(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             root = names[0].partition("/")[0] if names else ""
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except Exception as error:  # of a damaged file zipfile raises many kinds
         raise damaged(path, f"{error}: it was cut short, most likely") from error
     if "config.json" in names and "metadata.json" in names:
         return "keras"

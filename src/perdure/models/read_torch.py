@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from perdure.core.errors import UnreadableError
 from perdure.models.contents import Contents, Forward, damaged, not_safe
 from perdure.models.formats import Example, Port, Signature
 from perdure.models.program_safety import why_unsafe
@@ -25,16 +24,6 @@ Tensors = list[tuple[str, torch.Tensor]]
 
 _WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod)\.")
 _NO_CHECKSUMS = "this old format of torch has no checksums, so damage in the numbers would not show"
-_WHAT_FAILS = (
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    ValueError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    TypeError,
-)
 
 
 def read_pth(path: Path, trust: bool) -> Contents:
@@ -61,10 +50,8 @@ def _load(path: Path, trust: bool, zipped: bool) -> tuple[Any, bool]:
     except pickle.UnpicklingError as error:
         if not trust:
             raise not_safe(path, _why(str(error))) from None
-    except _WHAT_FAILS as error:
-        raise damaged(path, str(error)) from None
-    except OSError as error:
-        raise UnreadableError(f"{path}: {error.strerror or error}", path=path, hint="check the path") from error
+    except Exception as error:  # of a file that is cut short it may raise anything
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
     try:
         return _torch_load(path, zipped, weights_only=False), False
     except Exception as error:  # a pickle may raise anything
@@ -126,7 +113,7 @@ def read_torchscript(path: Path, trust: bool) -> Contents:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that TorchScript is deprecated
             model = torch.jit.load(path, map_location="cpu").eval()
-    except _WHAT_FAILS as error:
+    except Exception as error:  # it has no errors of its own
         raise damaged(path, str(error)) from error
     tensors = list(model.state_dict().items())
     return Contents(
