@@ -1,0 +1,299 @@
+"""Watches a run that trains: looks at cards and loop now and then, tells, judges. It never stops a training."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from perdure.core.clock import Clock
+from perdure.core.intervals import format_duration
+from perdure.core.say import say, warn
+from perdure.data.feed import Feed
+from perdure.hardware.monitor import Monitor
+from perdure.hardware.told import card_facts, card_line, loop_facts, verdict_facts
+from perdure.hardware.use import CardUse, Circumstances, LoopTimes, Verdict
+from perdure.hardware.verdicts import judge
+from perdure.training.circumstances import AutocastWatch
+from perdure.training.copying import copy_time, tensors_in
+from perdure.training.journal import Journal
+from perdure.training.looptimes import LoopClock
+
+FIRST_LOOK_S = 60.0
+LOOK_S = 300.0
+_EVENT_S = 60.0
+_METRICS_SHOWN = 4
+_DURATION = re.compile(r"\d[\d.]* (ms|s|min|h)( \d\d (s|min))?")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the run is.
+
+    Attributes:
+        text: In words: ``"step 1200, epoch 3 of 50"``.
+        done: Steps or epochs that are done, parts of an epoch too.
+        count: How many there are in all.
+    """
+
+    text: str
+    done: float
+    count: float
+
+
+class Watch:
+    """Watches one run.
+
+    Args:
+        name: The run's.
+        clock: Where "now" comes from.
+        journal: Takes events.
+        device: Says where the run trains; None while it is not chosen.
+        cards: Whether cards are of interest: not where the CPU was asked for.
+
+    Attributes:
+        loop: The loop's times.
+        batch_devices: Where the loader puts its batches.
+    """
+
+    def __init__(
+        self, name: str, clock: Clock, journal: Journal, device: Callable[[], torch.device | None], *, cards: bool
+    ) -> None:
+        self.loop = LoopClock(clock)
+        self.batch_devices: set[torch.device] = set()
+        self._name = name
+        self._clock = clock
+        self._journal = journal
+        self._device = device
+        self._monitor = Monitor(clock) if cards else None
+        self._autocast = AutocastWatch()
+        self._standing: dict[str, Verdict] = {}
+        self._step = 0
+        self._first: tuple[float, float] | None = None
+        self._next_look_s = float("inf")
+        self._last_event_s = clock.monotonic()
+        self._look_at_batch = False
+        self._told: set[str] = set()
+        self._told_failure = False
+        self._idle_peak_bytes = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the run trains, as far as is known."""
+        return self._device() or torch.device("cpu")
+
+    @property
+    def _on_card(self) -> bool:
+        return self.device.type == "cuda"
+
+    # ---------------------------------------------------------------- from the loop
+
+    def begin(self, step: int) -> None:
+        """The loop begins."""
+        self._step = step
+        self.loop.begin(step)
+        self._look_at_batch = True
+        self._idle_peak_bytes = self._own_peak_bytes()
+        if self._on_card:
+            self._autocast.begin()
+        if self._monitor is not None:
+            self._monitor.start()
+
+    def next_of(self, feed: Feed) -> Any:
+        """The next batch of a pass, timed.
+
+        Raises:
+            StopIteration: The pass is over.
+        """
+        began_s = self._clock.monotonic()
+        batch = next(feed)
+        self.loop.waited(self._clock.monotonic() - began_s)
+        if self._look_at_batch:
+            self._look_at_batch = False
+            self.batch_devices = {tensor.device for tensor in tensors_in(batch)}
+            if self._on_card and self._first is not None:
+                self.loop.copied(copy_time(batch, self.device))
+        return batch
+
+    def first_step_done(self, step: int, progress: Progress) -> None:
+        """The first step of the session is done: from here on times mean something."""
+        now = self._clock.monotonic()
+        self._first = (now, progress.done)
+        self.loop.first_step_done(step)
+        self._look_at_batch = True
+        self._next_look_s = now + FIRST_LOOK_S
+
+    def due(self, step: int) -> bool:
+        """A boundary is reached; whether it is time for a look."""
+        self._step = step
+        return self.loop.boundary(step) >= self._next_look_s
+
+    def saved(self, seconds: float) -> None:
+        """A save was made."""
+        self.loop.saved(seconds)
+        if self._clock.monotonic() - self._last_event_s >= _EVENT_S:
+            with self._never_fatal():
+                self._hardware_event(self._recent_cards(), self.loop.recent(self._step))
+
+    def end(self, step: int) -> None:
+        """The loop has ended, whatever the reason."""
+        self._step = step
+        self._autocast.end()
+        with self._never_fatal():
+            if self._monitor is not None:
+                self._monitor.stop()
+            times = self.loop.session(self._step)
+            if times.steps:
+                self._hardware_event(self._session_cards(), times)
+            self._tell_trouble(lost_too=True)
+
+    @property
+    def card_used(self) -> bool:
+        """This process has put something on the card since the loop began."""
+        return self._own_peak_bytes() > self._idle_peak_bytes
+
+    # ---------------------------------------------------------------- a look
+
+    def look(self, progress: Progress, around: Circumstances, window_left_s: float) -> None:
+        """Tell how it goes, judge it, and note it.
+
+        Args:
+            progress: How far the run is.
+            around: What else verdicts need to know.
+            window_left_s: Time until the window closes; infinite without one.
+        """
+        self._autocast.end()
+        self._look_at_batch = True
+        self._next_look_s = self._clock.monotonic() + LOOK_S
+        with self._never_fatal():
+            cards, recent = self._recent_cards(), self.loop.recent(self._step)
+            say(f"{self._name}: {self._line(progress, cards, recent, window_left_s)}")
+            self._hardware_event(cards, recent)
+            self._tell_trouble(lost_too=False)
+            self._take(judge(cards, recent, around))
+
+    @property
+    def autocast_seen(self) -> bool:
+        """Mixed precision was entered."""
+        return self._autocast.seen
+
+    def _take(self, verdicts: list[Verdict]) -> None:
+        """Say what is new; what went away may be said again when it comes back."""
+        now = {_key(verdict): verdict for verdict in verdicts}
+        for key in [key for key in self._standing if key not in now]:
+            gone = self._standing.pop(key)
+            self._journal.event("verdict over", code=gone.code, step=self._step)
+        for key, verdict in now.items():
+            if key not in self._standing:
+                warn(f"{self._name}: {verdict.sentence}\n  {verdict.remedy}")
+                self._journal.event("verdict", step=self._step, **verdict_facts(verdict))
+            self._standing[key] = verdict
+
+    def _line(self, progress: Progress, cards: tuple[CardUse, ...], recent: LoopTimes, window_left_s: float) -> str:
+        total_s = recent.total_s or 1.0
+        newest = list(self._journal.metrics.items())[:_METRICS_SHOWN]
+        parts = [
+            progress.text,
+            f"{recent.steps / total_s:.3g} steps/s",
+            *(f"{name} {value:.4g}" for name, value in newest),
+            *(card_line(card_facts(card)) for card in cards),
+            f"{100 * recent.wait_s / total_s:.0f} % of the time waiting for data",
+        ]
+        to_go_s = self._to_go_s(progress)
+        if to_go_s is not None:
+            parts.append(f"done in about {format_duration(to_go_s)}")
+        if window_left_s != float("inf"):
+            parts.append(f"the window closes in {format_duration(max(0.0, window_left_s))}")
+        return "; ".join(parts)
+
+    def _to_go_s(self, progress: Progress) -> float | None:
+        """Time to the end of the run, at the speed of this session."""
+        if self._first is None or progress.done <= self._first[1]:
+            return None
+        began_s, began_done = self._first
+        taken_s = self._clock.monotonic() - began_s
+        return taken_s * (progress.count - progress.done) / (progress.done - began_done)
+
+    def _tell_trouble(self, *, lost_too: bool) -> None:
+        """Say what keeps the cards from being watched, each once.
+
+        Args:
+            lost_too: Also that a card is lost; in a look the verdict says it.
+        """
+        trouble = self._monitor.trouble if self._monitor is not None and self._on_card else ""
+        for line in trouble.split("; ") if trouble else ():
+            kind = _DURATION.sub("", line)
+            if kind in self._told:
+                continue
+            self._told.add(kind)
+            self._journal.event("not watched", reason=line, step=self._step)
+            if lost_too or " is lost: " not in line:
+                warn(f"{self._name}: the cards cannot be watched as they should: {line}; training goes on")
+
+    # ---------------------------------------------------------------- what is known
+
+    def facts(self) -> dict[str, Any]:
+        """What ``session.json`` says of cards, loop and verdicts."""
+        times = self.loop.session(self._step)
+        gpu = None
+        with self._never_fatal():
+            gpu = self._gpu()
+        return {
+            "gpu": gpu,
+            "loop": {**loop_facts(times), "recent": loop_facts(self.loop.recent(self._step))},
+            "verdicts": [verdict_facts(verdict) for verdict in self._standing.values()],
+        }
+
+    def _gpu(self) -> dict[str, Any] | None:
+        if self._monitor is None:
+            return None
+        cards, trouble = self._session_cards(), self._monitor.trouble
+        if not cards and not self._on_card:
+            return None
+        return {
+            "device": str(self.device),
+            "own_peak_bytes": self._own_peak_bytes(),
+            "cards": [card_facts(card) for card in cards],
+            "recent": [card_facts(card) for card in self._recent_cards()],
+            "trouble": trouble,
+        }
+
+    @contextmanager
+    def _never_fatal(self) -> Iterator[None]:
+        """What goes wrong in here is said once, and training goes on."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  whatever it is, training is worth more
+            if not self._told_failure:
+                self._told_failure = True
+                warn(f"{self._name}: watching fails: {type(error).__name__}: {error}; training goes on")
+
+    def _own_peak_bytes(self) -> int:
+        """What torch itself had on the card at most; in a container NVML may not tell whose memory it is."""
+        if not self._on_card or not torch.cuda.is_initialized():
+            return 0
+        return int(torch.cuda.max_memory_allocated(self.device))
+
+    def _recent_cards(self) -> tuple[CardUse, ...]:
+        return self._monitor.use() if self._monitor is not None else ()
+
+    def _session_cards(self) -> tuple[CardUse, ...]:
+        return self._monitor.use(whole_session=True) if self._monitor is not None else ()
+
+    def _hardware_event(self, cards: tuple[CardUse, ...], times: LoopTimes) -> None:
+        self._last_event_s = self._clock.monotonic()
+        self._journal.event(
+            "hardware",
+            step=self._step,
+            cards=[card_facts(card) for card in cards],
+            loop=loop_facts(times),
+        )
+
+
+def _key(verdict: Verdict) -> str:
+    """What it is about: its code, and the card where it is about one."""
+    return f"{verdict.code} {verdict.evidence.get('card', '')}"
