@@ -114,6 +114,12 @@ SCENES = {
     "the other card is lost in mid-run": (
         Scene([working(), working(lost_after=12)]), loop(), around(), ["card-lost"],
     ),
+    "the card is lost, and the loop stood still": (
+        Scene([working(lost_after=12)]), loop(0.055, 0.05), around(), ["card-lost"],
+    ),
+    "on the CPU, and of one card nothing is known": (
+        Scene([FakeCard(), FakeCard(errors={"utilization": NOT_SUPPORTED})]), loop(), around(device="cpu"), [],
+    ),
     "the card is lost, the second has nothing to do": (
         Scene([working(lost_after=12), FakeCard()]), loop(), around(), ["card-lost"],
     ),
