@@ -384,3 +384,21 @@ def test_metrics_may_be_logged_from_a_thread_before_anything_else(tmp_path):
                 pass
         events = [e for e in read_events(run.folder / "events.jsonl") if e["kind"] == "metrics"]
         assert sorted(e["values"]["n"] for e in events) == list(range(32))
+
+
+def test_loaders_of_runs_that_are_still_referred_to_are_not_copied_again_by_the_next_run(tmp_path):
+    import gc
+
+    runs, counts = [], []
+    for fold in range(6):
+        run = perdure.Run(f"fold{fold}", root=tmp_path)
+        with run:
+            job, loader = Job(), shuffled()
+            run.track(**job.tracked())
+            for _ in run.epochs(1):
+                for (x,) in run.batches(loader):
+                    job.step(x)
+        runs.append(run)
+        counts.append(sum(issubclass(type(value), DataLoader) for value in gc.get_objects()))
+    steps = [after - before for before, after in zip(counts[1:], counts[2:], strict=False)]
+    assert len(set(steps)) == 1 and steps[0] <= 3, counts

@@ -18,7 +18,7 @@ import xxhash
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from perdure.data.generators import state_of
-from perdure.data.source import Source, check_subset, has_state, make_source
+from perdure.data.source import Source, check_subset, has_state, is_own_copy, make_source
 
 _BUILTIN = ("builtins", "collections", "torch", "numpy", "typing", "_io")
 
@@ -40,6 +40,8 @@ class LoaderBook:
             if kind not in kinds:
                 kinds[kind] = _makes_loaders(kind)
             if kinds[kind]:
+                if issubclass(kind, tud.DataLoader) and is_own_copy(value):
+                    continue  # else each run would copy those of all runs before it that are still referred to
                 try:
                     self._existing[id(value)] = weakref.ref(value)
                 except TypeError:  # cannot be referred to weakly

@@ -144,6 +144,11 @@ def _dataloader_source(
     return source
 
 
+def is_own_copy(loader: tud.DataLoader[Any]) -> bool:
+    """Whether it is the copy that a run made of a loader of the user's."""
+    return isinstance(loader.batch_sampler, StandIn) or isinstance(loader.sampler, StandIn)
+
+
 def _subset_checksum(dataset: Any) -> int:
     crc = 0
     while isinstance(dataset, tud.Subset):
