@@ -108,6 +108,11 @@ class Calls:
             self._open.pop(0)
         return None
 
+    def leading_feed(self) -> Feed | None:
+        """The pass that the steps go by: of the first open call, else of the first stream."""
+        leading = self.leading() or next(iter(self.streams()), None)
+        return leading.feed if leading is not None else None
+
     def open(self, call: OpenCall) -> None:
         """A numbered call is about to deal its first batch."""
         self._open.append(weakref.ref(call))

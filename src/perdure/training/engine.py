@@ -20,12 +20,15 @@ from perdure.core.say import say, warn
 from perdure.data.book import iterators_outside
 from perdure.data.feed import State
 from perdure.training.calls import OpenCall, OpenStream
+from perdure.training.circumstances import circumstances
 from perdure.training.journal import Journal
 from perdure.training.pace import Gap, Pace
+from perdure.training.placement import check_placement
 from perdure.training.saving import Saver
 from perdure.training.schedule import SaveSchedule
 from perdure.training.state import RunState
 from perdure.training.status import StatusBoard
+from perdure.training.watch import Progress, Watch
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Engine:
     """State machine of one run; the loops and ``Run`` drive it.
 
     Attributes:
+        watch: Looks at cards and times.
         step: Finished steps.
         epoch: Present epoch.
         plan: How far it goes, None before the loop.
@@ -59,9 +63,11 @@ class Engine:
         pace: Pace,
         journal: Journal,
         board: StatusBoard,
+        watch: Watch,
         save_best: bool,
     ) -> None:
         self.state = state
+        self.watch = watch
         self.step = 0
         self.epoch = 0
         self.plan: Plan | None = None
@@ -122,6 +128,8 @@ class Engine:
         self._schedule.begin(self.step)
         self._board.stop_flag.install()
         self.looping = True
+        if not self.finished:
+            self.watch.begin(self.step)
         self._pace.leave("step")
         self.tell_status("running")
 
@@ -301,21 +309,57 @@ class Engine:
         self._pace.boundary()
         if not self._checked:
             self._checked = True
-            for sentence in self._saver.check(self._plan_values()):
-                warn(sentence)
-            if iterators_outside(self.state.calls.iterators()):
-                warn(
-                    "a DataLoader's iterator is alive between two steps that the run does not know: where it is "
-                    "is in no checkpoint, so a resumed run will not be exact; make it stream = run.cycle(loader) "
-                    "above the loop, and next(stream)"
-                )
+            self._check_first_step()
+        look_is_due = self.watch.due(self.step)
         self._stop_if_due(upcoming)
         if self.asked or self._schedule.due(self.step):
             self._save("asked" if self.asked else "interval")
         elif epoch_ended and self._save_best and self._saver.would_be_best():
             self._save("best")
+        if look_is_due:
+            self._look()
         self._journal.flush(due_only=True)
         self._pace.leave(upcoming)
+
+    def _check_first_step(self) -> None:
+        """The first step of the session is done: is all of it saved, and where it should be?"""
+        watch = self.watch
+        for sentence in self._saver.check(self._plan_values()):
+            warn(sentence)
+        if iterators_outside(self.state.calls.iterators()):
+            warn(
+                "a DataLoader's iterator is alive between two steps that the run does not know: where it is "
+                "is in no checkpoint, so a resumed run will not be exact; make it stream = run.cycle(loader) "
+                "above the loop, and next(stream)"
+            )
+        for sentence in check_placement(
+            self.state.world, watch.device, watch.batch_devices, card_used=watch.card_used
+        ):
+            warn(sentence)
+        watch.first_step_done(self.step, self._progress())
+
+    def _look(self) -> None:
+        """Look at cards and times, and tell."""
+        self._journal.flush()
+        feed = self.state.calls.leading_feed()
+        around = circumstances(
+            self.state.world,
+            feed.source if feed is not None else None,
+            str(self.watch.device),
+            self._board.mode,
+            autocast=self.watch.autocast_seen,
+        )
+        self.watch.look(self._progress(), around)
+        self.tell_status("running")
+
+    def _progress(self) -> Progress:
+        assert self.plan is not None
+        if self.plan.unit == "steps":
+            return Progress(f"step {self.step} of {self.plan.count}", self.step, self.plan.count)
+        feed = self.state.calls.leading_feed()
+        part = feed.batch / feed.source.length if feed is not None and feed.source.length else 0.0
+        text = f"step {self.step}, epoch {self.epoch} of {self.plan.count}"
+        return Progress(text, self.epoch + min(part, 1.0), self.plan.count)
 
     def _stop_if_due(self, upcoming: Gap) -> None:
         reason = self._board.stop_flag.reason or self._pace.stop_reason(
@@ -362,6 +406,7 @@ class Engine:
     def _leave(self, status: str, reason: str) -> None:
         self.looping = False
         self.state.calls.close_all()
+        self.watch.end(self.step)
         self._journal.event(status, step=self.step, session=self._saver.session_number, reason=reason)
         self._journal.flush()
         self.tell_status(status, reason)
@@ -370,7 +415,9 @@ class Engine:
     def _save(self, reason: str) -> bool:
         self.asked = False
         self._look_for_strays()
+        began_s = self._pace.now()
         saved = self._saver.save(self.position, self._plan_values(), reason)
+        self.watch.saved(self._pace.now() - began_s)
         if saved:
             self.tell_status("running")
         return saved
@@ -395,6 +442,7 @@ class Engine:
             checkpoint=self._saver.checkpoint,
             plan=self._plan_values(),
             resumed_from=self.resumed_from,
+            seen=self.watch.facts(),
         )
 
     def _plan_values(self) -> dict[str, Any] | None:

@@ -110,7 +110,7 @@ class BatchIterator:
             self._ended = True
             raise StopIteration
         try:
-            batch = next(self.feed)
+            batch = self._engine.watch.next_of(self.feed)
         except StopIteration:
             self._end()
             raise
@@ -198,6 +198,7 @@ class Stream:
             )
         self._source = engine.state.calls.source(loader, carried=True)
         self._book = engine.state.book
+        self._watch = engine.watch
         self._number, saved = engine.add_stream(self)
         self.passes = int(saved["passes"]) if saved else 0
         self._resume: State | None = saved["feed"] if saved else None
@@ -210,14 +211,14 @@ class Stream:
         if self.feed is None:
             self.feed = self._open(self._resume)
         try:
-            return next(self.feed)
+            return self._watch.next_of(self.feed)
         except StopIteration:
             if self.feed.batch == 0:
                 raise LoopError("the loader of run.cycle() gives no batch", hint="check its data set") from None
         self.feed.close()
         self.passes += 1
         self.feed = self._open(None)
-        return next(self.feed)
+        return self._watch.next_of(self.feed)
 
     def state(self) -> Mapping[str, Any] | None:
         """Where it stands."""

@@ -37,6 +37,7 @@ from perdure.training.state import RunState
 from perdure.training.statement import state_at_start
 from perdure.training.status import StatusBoard
 from perdure.training.vars import Vars
+from perdure.training.watch import Watch
 
 
 class Run:
@@ -124,6 +125,7 @@ class Run:
             pace=pace,
             journal=journal,
         )
+        self._watch = Watch(name, session, self._board.window, journal, cards=accelerator != "cpu")
         self._journal = journal
         self._limits = limits_here
         self._schedule = schedule
@@ -134,12 +136,13 @@ class Run:
             pace=pace,
             journal=journal,
             board=self._board,
+            watch=self._watch,
             save_best=keep is not None and keep.best is not None,
         )
         newest = self._store.peek() if resume else None
         self._finished_before = newest is not None and newest.finished
         if not self._finished_before:
-            self._device = choose_device(accelerator, place.gpu_promised)
+            self._choose_device()
         _stack.append(self)
 
     # ---------------------------------------------------------------- the loop
@@ -297,9 +300,7 @@ class Run:
     @property
     def device(self) -> torch.device:
         """The device to train on; a GPU only after it has run a kernel with the right result."""
-        if self._device is None:
-            self._device = choose_device(self._accelerator, self._session.place.gpu_promised)
-        return self._device
+        return self._device or self._choose_device()
 
     @property
     def vars(self) -> Vars:
@@ -368,6 +369,12 @@ class Run:
                 self._engine.fail(f"{type(error).__name__}: {error}")
         finally:
             self._store.close()
+
+    def _choose_device(self) -> torch.device:
+        place = self._session.place
+        self._device = choose_device(self._accelerator, place.gpu_promised, place.platform)
+        self._watch.device = self._device
+        return self._device
 
     def _loop(self, unit: str, count: int, extend: bool) -> Iterator[int]:
         count = loops.check_count(count, unit)

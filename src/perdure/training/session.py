@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,15 +99,38 @@ def current_session() -> Session:
 def _leave_with(code: int) -> None:
     """Have the process end with an exit code, though ``with Run(...)`` swallowed the pause.
 
-    The hook is registered once all threads are joined, so that it is the last one registered and therefore runs
-    first; it runs the others itself and ends the process. An error of the script keeps its own exit code.
+    An error of the script keeps its own exit code.
     """
     if code == 0 or "ipykernel" in sys.modules:
         return
 
+    def paused() -> int | None:
+        failed = getattr(sys, "last_value", None) is not None
+        return code if _session is not None and _session.status == "paused" and not failed else None
+
+    _run_first_at_exit(paused)
+
+
+def do_not_wait_at_exit() -> None:
+    """A thread waits for a card that never answers: do not let the end of the process wait for it as well.
+
+    Python's exit hooks run; those of the CUDA libraries do not.
+    """
+    if "ipykernel" not in sys.modules:
+        _run_first_at_exit(lambda: 1)
+
+
+def _run_first_at_exit(exit_code: Callable[[], int | None]) -> None:
+    """Have the process end with an exit code, if there is one then, after all other hooks.
+
+    The hook is registered once all threads are joined, so that it is the last one registered and therefore runs
+    first; it runs the others itself and ends the process.
+    """
+
     def leave() -> None:
         atexit.unregister(leave)
-        if _session is None or _session.status != "paused" or getattr(sys, "last_value", None) is not None:
+        code = exit_code()
+        if code is None:
             return
         atexit._run_exitfuncs()
         logging.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,8 +60,20 @@ class StatusBoard:
         """Exit code of a paused run on this platform."""
         return self._session.place.paused_exit_code
 
-    def write(self, status: str, reason: str, **where: Any) -> None:
-        """Replace ``session.json``, and the session's report where one was asked for."""
+    @property
+    def mode(self) -> str:
+        """How the session runs."""
+        return self._session.place.mode
+
+    def write(self, status: str, reason: str, *, seen: Mapping[str, Any], **where: Any) -> None:
+        """Replace ``session.json``, and the session's report where one was asked for.
+
+        Args:
+            status: In one word.
+            reason: Why, in words.
+            seen: What was seen of cards, loop and verdicts.
+            where: Where the run stands.
+        """
         limited = math.isfinite(self.window.length_s)
         self._journal.status(
             run=self.name,
@@ -79,7 +92,7 @@ class StatusBoard:
                 "save_bytes": self._pace.state_bytes,
                 "save_every": str(self._schedule),
             },
-            gpu=None,
+            **seen,
         )
         self._session.record(
             {

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from perdure.core.clock import Clock
 from perdure.core.intervals import format_duration
+from perdure.core.limits import Window
 from perdure.core.say import say, warn
 from perdure.data.feed import Feed
 from perdure.hardware.monitor import Monitor
 from perdure.hardware.told import card_facts, card_line, loop_facts, verdict_facts
 from perdure.hardware.use import CardUse, Circumstances, LoopTimes, Verdict
 from perdure.hardware.verdicts import judge
+from perdure.training.afterwards import Reminder, another_begins
 from perdure.training.circumstances import AutocastWatch
 from perdure.training.copying import copy_time, tensors_in
 from perdure.training.journal import Journal
 from perdure.training.looptimes import LoopClock
+from perdure.training.session import Session
 
 FIRST_LOOK_S = 60.0
 LOOK_S = 300.0
@@ -50,41 +53,46 @@ class Watch:
 
     Args:
         name: The run's.
-        clock: Where "now" comes from.
+        session: The platform, and where "now" comes from.
+        window: The session's.
         journal: Takes events.
-        device: Says where the run trains; None while it is not chosen.
         cards: Whether cards are of interest: not where the CPU was asked for.
 
     Attributes:
+        device: Where the run trains; the CPU while that is not chosen.
         loop: The loop's times.
         batch_devices: Where the loader puts its batches.
     """
 
     def __init__(
-        self, name: str, clock: Clock, journal: Journal, device: Callable[[], torch.device | None], *, cards: bool
+        self,
+        name: str,
+        session: Session,
+        window: Window,
+        journal: Journal,
+        *,
+        cards: bool,
     ) -> None:
+        clock = session.clock
+        self.device = torch.device("cpu")
         self.loop = LoopClock(clock)
         self.batch_devices: set[torch.device] = set()
         self._name = name
         self._clock = clock
+        self._place = session.place
+        self._window = window
         self._journal = journal
-        self._device = device
         self._monitor = Monitor(clock) if cards else None
         self._autocast = AutocastWatch()
         self._standing: dict[str, Verdict] = {}
         self._step = 0
         self._first: tuple[float, float] | None = None
-        self._next_look_s = float("inf")
+        self._next_look_s = math.inf
         self._last_event_s = clock.monotonic()
         self._look_at_batch = False
         self._told: set[str] = set()
         self._told_failure = False
         self._idle_peak_bytes = 0
-
-    @property
-    def device(self) -> torch.device:
-        """Where the run trains, as far as is known."""
-        return self._device() or torch.device("cpu")
 
     @property
     def _on_card(self) -> bool:
@@ -95,6 +103,7 @@ class Watch:
     def begin(self, step: int) -> None:
         """The loop begins."""
         self._step = step
+        another_begins()
         self.loop.begin(step)
         self._look_at_batch = True
         self._idle_peak_bytes = self._own_peak_bytes()
@@ -150,6 +159,9 @@ class Watch:
             if times.steps:
                 self._hardware_event(self._session_cards(), times)
             self._tell_trouble(lost_too=True)
+            if self._on_card and self._place.mode == "interactive":
+                around = Circumstances(device=str(self.device), mode=self._place.mode)
+                Reminder(self._clock, self._window, self._place.platform, around, self._session_cards()).start()
 
     @property
     def card_used(self) -> bool:
@@ -158,20 +170,19 @@ class Watch:
 
     # ---------------------------------------------------------------- a look
 
-    def look(self, progress: Progress, around: Circumstances, window_left_s: float) -> None:
+    def look(self, progress: Progress, around: Circumstances) -> None:
         """Tell how it goes, judge it, and note it.
 
         Args:
             progress: How far the run is.
             around: What else verdicts need to know.
-            window_left_s: Time until the window closes; infinite without one.
         """
         self._autocast.end()
         self._look_at_batch = True
         self._next_look_s = self._clock.monotonic() + LOOK_S
         with self._never_fatal():
             cards, recent = self._recent_cards(), self.loop.recent(self._step)
-            say(f"{self._name}: {self._line(progress, cards, recent, window_left_s)}")
+            say(f"{self._name}: {self._line(progress, cards, recent)}")
             self._hardware_event(cards, recent)
             self._tell_trouble(lost_too=False)
             self._take(judge(cards, recent, around))
@@ -193,7 +204,7 @@ class Watch:
                 self._journal.event("verdict", step=self._step, **verdict_facts(verdict))
             self._standing[key] = verdict
 
-    def _line(self, progress: Progress, cards: tuple[CardUse, ...], recent: LoopTimes, window_left_s: float) -> str:
+    def _line(self, progress: Progress, cards: tuple[CardUse, ...], recent: LoopTimes) -> str:
         total_s = recent.total_s or 1.0
         newest = list(self._journal.metrics.items())[:_METRICS_SHOWN]
         parts = [
@@ -206,8 +217,8 @@ class Watch:
         to_go_s = self._to_go_s(progress)
         if to_go_s is not None:
             parts.append(f"done in about {format_duration(to_go_s)}")
-        if window_left_s != float("inf"):
-            parts.append(f"the window closes in {format_duration(max(0.0, window_left_s))}")
+        if math.isfinite(self._window.length_s):
+            parts.append(f"the window closes in {format_duration(max(0.0, self._window.left_s))}")
         return "; ".join(parts)
 
     def _to_go_s(self, progress: Progress) -> float | None:
