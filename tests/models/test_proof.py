@@ -302,3 +302,37 @@ def test_a_wrong_example_does_not_cost_the_weights(tmp_path: Path, source) -> No
     batch = [torch.zeros(2, 2), torch.zeros(2)]  # images and labels, as a loader gives them
     (made,) = export(source(nn.Linear(2, 2), batch), tmp_path, "pth")
     assert made.parity.note.startswith("no forward pass: the model does not run on the CPU with this example")
+
+
+def test_extra_state_that_is_left_out_is_said(tmp_path: Path, source) -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self):
+            return {"calls": 3}
+
+        def set_extra_state(self, state):
+            raise AssertionError
+
+    model = nn.Sequential(Counting(2, 2))
+    (made,) = export(source(model), tmp_path, "pth")
+    assert made.notes == ("the extra state of 0 is not in it: load strict=False",)
+    fresh = nn.Sequential(Counting(2, 2))
+    fresh.load_state_dict(torch.load(made.path, weights_only=True), strict=False)
+    assert torch.equal(fresh[0].weight, model[0].weight)
+
+
+# -------------------------------------------------------------------- on a real card
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_model_on_a_gpu_is_proved_on_the_cpu_and_stays_where_it_is(tmp_path: Path, source, dtype) -> None:
+    model = Convolutions(norm=True).cuda().to(dtype)
+    images = torch.randn(2, 3, 8, 8, device="cuda", dtype=dtype)
+    torch.manual_seed(5)
+    generator = torch.cuda.get_rng_state()
+    for made in export(source(torch.compile(model), images), tmp_path, "pth", "safetensors", "pt2", "onnx"):
+        assert made.parity.outputs[0].largest <= made.parity.outputs[0].tolerance * made.parity.outputs[0].scale
+    assert torch.equal(torch.cuda.get_rng_state(), generator)
+    assert {tensor.device.type for tensor in model.state_dict().values()} == {"cuda"}
+    opened = torch.load(tmp_path / "m.pth", weights_only=True)
+    assert {tensor.device.type for tensor in opened.values()} == {"cpu"}

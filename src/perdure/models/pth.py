@@ -8,7 +8,7 @@ import torch
 
 from perdure.models.formats import Format, Parity, Source, register
 from perdure.models.proof import prove_weights
-from perdure.models.tensors import HEADROOM_BYTES, check_tensors, full_bytes, on_cpu_plain, plain_tensors
+from perdure.models.tensors import HEADROOM_BYTES, check_tensors, full_bytes, left_out, on_cpu_plain, plain_tensors
 
 MODEL_KEY = "model_state_dict"
 """Where the classic dict has the weights; the name that the tutorials of PyTorch use."""
@@ -22,12 +22,12 @@ def _check(source: Source) -> None:
 
 def _write(source: Source, path: Path) -> tuple[str, ...]:
     _save(plain_tensors(source), path)
-    return ()
+    return left_out(source)
 
 
 def _write_classic(source: Source, path: Path) -> tuple[str, ...]:
     _save({**on_cpu_plain(source.classic), MODEL_KEY: plain_tensors(source)}, path)
-    return ()
+    return left_out(source)
 
 
 def _save(value: object, path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from perdure.models.formats import Format, Parity, Source, register
 from perdure.models.proof import prove_weights
-from perdure.models.tensors import check_tensors, full_bytes, plain_tensors
+from perdure.models.tensors import check_tensors, full_bytes, left_out, plain_tensors
 
 _USE_PTH = 'use the format "pth"'
 _CANNOT_HOLD = dict.fromkeys(
@@ -49,7 +49,7 @@ def _write(source: Source, path: Path) -> tuple[str, ...]:
         if number := re.search(r"os error (\d+)", str(error)):  # it has no other way to say which
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
         raise
-    return ()
+    return left_out(source)
 
 
 def _prove(source: Source, path: Path) -> Parity:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from perdure.core.errors import CannotCarryError, ConfigError
 from perdure.models.formats import Source
@@ -72,6 +73,17 @@ def _cannot_hold(file: str, path: str, kind: str, hint: str) -> CannotCarryError
     kind = kind.removeprefix("torch.")
     return CannotCarryError(
         f"{file} cannot hold {path}: it is a {kind} tensor", path=path, type_name=kind, hint=hint
+    )
+
+
+def left_out(source: Source) -> tuple[str, ...]:
+    """What a file of weights does not hold of a module, for the user."""
+    modules = source.module.named_modules() if isinstance(source.module, nn.Module) else ()
+    names = [name for name, module in modules if type(module).get_extra_state is not nn.Module.get_extra_state]
+    if not names:
+        return ()
+    return (
+        f"the extra state of {', '.join(name or 'the model' for name in names)} is not in it: load strict=False",
     )
 
 
