@@ -45,7 +45,7 @@ COMMANDS = {
     "doctor": {"--require", "--json"},
     "run": {"--window", "--disk", "--root", "--input", "--carry", "--resume-with"},
     "rehearse": {"--window", "--kills", "--disk", "--seed", "--sessions-max", "--work", "--json"},
-    "status": {"--root", "--json"},
+    "status": {"--root", "--require", "--json"},
     "checkpoints": {"--root", "--json"},
     "verify": {"--root", "--json"},
     "export": {

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import psutil
+import typer
 
 from perdure.checkpoint.search import list_run
 from perdure.cli.options import Json, Names, Root, folder_of_runs
-from perdure.cli.output import ago, note, say, say_json
+from perdure.cli.output import ago, complain, note, say, say_json
+from perdure.core.errors import ConfigError
 from perdure.core.intervals import format_bytes, format_duration
 from perdure.core.paths import RunPaths
 from perdure.core.runs import find_runs, pick_run, read_json
+from perdure.hardware.told import card_line, loop_line
+
+Require = Annotated[
+    str | None,
+    typer.Option(
+        metavar="gpu",
+        help="Exit code 1 unless the newest session of each run really used a card.",
+        show_default=False,
+    ),
+]
+
+BUSY_PERCENT = 1.0
+"""A card that was less busy did nothing: a screen alone can take a part of that."""
 
 
-def status_command(names: Names = None, root: Root = None, json: Json = False) -> None:
-    """How each run stands. Progress, newest checkpoint, speed, time left, and why it stopped."""
+def status_command(names: Names = None, root: Root = None, require: Require = None, json: Json = False) -> None:
+    """How each run stands. Progress, newest checkpoint, speed, cards, time left, and why it stopped."""
+    if require not in (None, "gpu"):
+        raise ConfigError(f"--require takes gpu, got {require!r}", hint="perdure status RUN --require gpu")
     folder = folder_of_runs(root)
     runs = [pick_run(folder, name) for name in names] if names else find_runs(folder)
     facts = [facts_of(run) for run in runs]
@@ -28,6 +45,33 @@ def status_command(names: Names = None, root: Root = None, json: Json = False) -
             say(line)
     else:
         note(f"no runs below {folder}")
+    if require and _lacks_gpu(facts):
+        raise typer.Exit(1)
+
+
+def _lacks_gpu(runs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one of the runs has not used a card, or there is none; it is said."""
+    reasons = [f"{run['run']} {why}" for run in runs if (why := gpu_unused(run))] if runs else ["there is no run"]
+    for reason in reasons:
+        complain(reason, "perdure doctor --require gpu says what is wrong with the GPU, and the fix")
+    return bool(reasons)
+
+
+def gpu_unused(facts: Mapping[str, Any]) -> str:
+    """Why it is not proved that the newest session of a run used a card, in words; empty if it is."""
+    gpu = _mapping(facts.get("gpu"))
+    if not str(gpu.get("device", "")).startswith("cuda"):
+        return "did not train on a GPU in its newest session"
+    cards = [card for card in _cards(gpu) if card.get("visible_as") is not None]
+    known = [card for card in cards if card.get("busy_percent") is not None]
+    if not known:
+        return f"trains on {gpu['device']}, but nobody saw how busy it was: {gpu.get('trouble') or 'too short'}"
+    busy = [card for card in known if card["busy_percent"] >= BUSY_PERCENT]
+    if not busy:
+        return f"trains on {gpu['device']}, but no card was busy: {'; '.join(map(card_line, known))}"
+    if not gpu.get("own_peak_bytes") and not any(card.get("memory_own_bytes") for card in busy):
+        return f"trains on {gpu['device']}, but has put nothing on a card"
+    return ""
 
 
 def facts_of(run: RunPaths) -> dict[str, Any]:
@@ -64,10 +108,14 @@ def describe(facts: Mapping[str, Any]) -> str:
         "session": _session(facts),
         "checkpoint": _checkpoint(facts.get("newest")),
         "speed": _speed(facts.get("speeds") or {}),
+        "gpu": _gpu(_mapping(facts.get("gpu"))),
+        "loop": loop_line(_mapping(facts.get("loop"))),
         "metrics": "  ".join(f"{k} {v:.6g}" for k, v in (facts.get("metrics") or {}).items()),
         "problem": facts.get("problem") or "",
     }
     lines += [f"  {topic:<11} {text}" for topic, text in topics.items() if text]
+    for verdict in facts.get("verdicts") or ():
+        lines += [f"  {'verdict':<11} {verdict['sentence']}", f"  {'remedy':<11} {verdict['remedy']}"]
     return "\n".join(lines)
 
 
@@ -99,6 +147,24 @@ def _checkpoint(newest: Mapping[str, Any] | None) -> str:
         return "none yet"
     text = f"step {newest['step']}, {ago(newest['created'])}, {format_bytes(newest['bytes'])}"
     return text + ("" if newest["healthy"] else ", holds NaN or Inf")
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    if not gpu:
+        return ""
+    seen = "; ".join(map(card_line, _cards(gpu)))
+    trouble = f"not fully watched: {gpu['trouble']}" if gpu.get("trouble") else ""
+    beside = "" if str(gpu.get("device")).startswith("cuda") else "not used: the run trains on the CPU"
+    return "; ".join(text for text in (seen or str(gpu.get("device", "")), beside, trouble) if text)
+
+
+def _cards(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [card for card in gpu.get("cards") or () if isinstance(card, Mapping)]
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """An object of a session file; empty where another version has something else there."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _speed(speeds: Mapping[str, Any]) -> str:
