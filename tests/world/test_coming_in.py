@@ -741,7 +741,7 @@ def test_a_fresh_run_starts_from_the_file_and_a_resumed_one_does_not_look_at_it(
     assert (
         f"perdure: r: restored model, optimizer from {source}, a dict of states, epoch 3; not taken: epoch" in said
     )
-    assert "perdure: r: begins anew: scheduler, random generators, position in the data" in said
+    assert "perdure: r: begins anew: random generators, position in the data" in said
     broken, statements = train(tmp_path / "b", source, 2)
     assert [bool(one) for one in statements] == [True, False]
     assert same(straight, broken)
@@ -760,9 +760,20 @@ def test_only_what_is_named_is_filled_and_what_the_file_lacks_begins_as_it_is(tm
             run.track(model=new, optimizer=second)
             statement = run.start_from(source, **options)
         assert statement.taken == ("model",)
-        assert statement.anew == ANEW
         assert same(model, new)
         assert second.param_groups[0]["lr"] == 0.5
+
+
+def test_every_tracked_object_that_the_file_lacks_is_named(tmp_path):
+    one, _ = trained()
+    source = saved(tmp_path / "c.pth", {"nets.g": one.state_dict(), "history": [1, 2]})
+    with perdure.Run("r", root=tmp_path / "runs", accelerator="cpu") as run:
+        nets, history = {"g": net(5), "d": net(6)}, []
+        run.track(nets=nets, history=history, noise=torch.Generator(), best=[0.5])
+        statement = run.start_from(source)
+    assert statement.taken == ("nets.g", "history")
+    assert statement.anew == ("nets.d", "noise", "best", "random generators", "position in the data")
+    assert same(nets["g"], one) and history == [1, 2] and same(nets["d"], net(6))
 
 
 def test_a_run_starts_from_the_checkpoint_of_another_run(tmp_path):
@@ -777,7 +788,7 @@ def test_a_run_starts_from_the_checkpoint_of_another_run(tmp_path):
     assert statement.taken == ("model",)
     assert statement.form == "a checkpoint of Perdure of the run 'r', step 4"
     assert list(statement.left) == ["optimizer"]
-    assert "position in the data" in statement.anew
+    assert statement.anew == ("noise", "random generators", "position in the data")
 
 
 def test_starting_from_a_file_too_late_or_with_nothing_tracked_is_refused(tmp_path):

@@ -145,6 +145,13 @@ def test_nothing_there_no_object_a_file_and_the_folder_of_a_run_are_told_apart(t
     assert b'"perdure.save"' in manifest.read_bytes()
 
 
+def test_an_object_called_trust_is_refused_where_it_could_not_come_back(tmp_path):
+    with pytest.raises(ConfigError, match="an object called trust"):
+        perdure.save(tmp_path / "state", trust=[1])
+    with pytest.raises(ConfigError, match="trust is a switch"):
+        perdure.restore(tmp_path / "state", trust=[1], x=[1])
+
+
 def test_the_folder_of_a_run_is_not_saved_into(tmp_path):
     from perdure.checkpoint.snapshot import Snapshot
     from perdure.core.progress import Position

@@ -42,31 +42,31 @@ def bring_in(path: Path, objects: Mapping[str, Any], *, partly: bool = False, tr
 
 def _from_others(content: Content, objects: Mapping[str, Any], *, partly: bool) -> Restored:
     if content.kind == KERAS:
-        if partly:
-            objects = {name: value for name, value in objects.items() if is_keras(value)}
-        taken = take_over_keras(content, objects)
+        models = {name: value for name, value in objects.items() if is_keras(value)}
+        taken = take_over_keras(content, models if partly else objects)
+        taken.missing = tuple(name for name in objects if name not in taken.names)
     else:
         taken = take_over(content, _world(objects), partly=partly)
     return Restored(
         content.path,
-        _names(taken.names, objects),
+        _whole(taken.names, taken.missing, objects),
         taken.left,
         content.form,
-        begins_anew(taken.kinds),
+        begins_anew(taken.kinds, _whole(taken.missing, taken.names, objects) if partly else None),
         tuple(taken.notes),
     )
 
 
-def _names(paths: tuple[str, ...], objects: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names as they were given, where all of an object was taken; ``nets.g`` is one part of ``nets``."""
-    return tuple(
-        dict.fromkeys(path if path in objects or "." not in path else _owner(path, objects) for path in paths)
-    )
+def _whole(paths: tuple[str, ...], others: tuple[str, ...], objects: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names as they were given: ``nets`` for ``nets.g`` and ``nets.d``, unless one of its members is elsewhere."""
+    torn = {path.partition(".")[0] for path in others}
 
+    def name_of(path: str) -> str:
+        owner = path.partition(".")[0]
+        is_member = path not in objects and isinstance(objects.get(owner), (dict, list, tuple))
+        return owner if is_member and owner not in torn else path
 
-def _owner(path: str, objects: Mapping[str, Any]) -> str:
-    name = path.partition(".")[0]
-    return name if name in objects and not is_keras(objects[name]) else path
+    return tuple(dict.fromkeys(name_of(path) for path in paths))
 
 
 def _from_checkpoint(checkpoint: Checkpoint, objects: Mapping[str, Any], *, partly: bool) -> Restored:
@@ -79,6 +79,7 @@ def _from_checkpoint(checkpoint: Checkpoint, objects: Mapping[str, Any], *, part
             hint="track them under the names that they were saved under",
         )
     world.restore(tree)
+    missing = [name for name in objects if name not in world.names] if partly else None
     manifest = checkpoint.manifest
     step = f" of the run {manifest.run!r}, step {manifest.position.step}" if manifest.position.step else ""
     return Restored(
@@ -86,7 +87,7 @@ def _from_checkpoint(checkpoint: Checkpoint, objects: Mapping[str, Any], *, part
         tuple(name for name in objects if name in world.names),
         {name: None for name in tree if name not in objects},
         f"a checkpoint of Perdure{step}",
-        begins_anew({_kind(part) for part in world.parts()}),
+        begins_anew({_kind(part) for part in world.parts()}, missing),
     )
 
 

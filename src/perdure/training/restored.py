@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,17 @@ class Restored:
         yield from self.notes
 
 
-def begins_anew(kinds: set[str]) -> tuple[str, ...]:
+def begins_anew(kinds: Collection[str], missing: Sequence[str] | None = None) -> tuple[str, ...]:
     """What was not put back.
 
     Args:
         kinds: What was: ``"module"``, ``"optimizer"``, ``"scheduler"`` ...
+        missing: Names of live objects that were not; where they are not known, what usually goes with a model.
     """
-    expected = [name for name in ("optimizer", "scheduler") if name not in kinds] if "module" in kinds else []
-    return (*expected, *([] if "generator" in kinds else ["random generators"]), "position in the data")
+    if missing is None:
+        missing = [name for name in ("optimizer", "scheduler") if name not in kinds] if "module" in kinds else []
+    generators = "other random generators" if "generator" in kinds else "random generators"
+    return (*missing, generators, "position in the data")
 
 
 def _named(left: Mapping[str, Any]) -> Iterator[str]:

@@ -48,6 +48,8 @@ def save(path: str | os.PathLike[str], **objects: Any) -> Path:
         ConfigError: Nothing was given, or there is a file, or the checkpoints of a run, at ``path``.
         DiskFullError, UnreadableError: It could not be written; what was there is untouched.
     """
+    if "trust" in objects:
+        raise ConfigError("perdure.restore could not be told of an object called trust", hint="call it otherwise")
     folder = _writable(Path(path))
     world = _tracked(objects)
     values, leaves = flatten({"objects": world.capture()})
@@ -88,6 +90,8 @@ def restore(path: str | os.PathLike[str], *, trust: bool = False, **objects: Any
         UnsafeFileError: It is a pickle that could run code, and ``trust`` is False.
         ConfigError: It is a file of a kind that holds no states by name.
     """
+    if not isinstance(trust, bool):
+        raise ConfigError("trust is a switch, True or False", hint="give the object of that name another one")
     if not objects:
         raise ConfigError("no objects were given", hint="name them: model=model, optimizer=optimizer")
     return bring_in(Path(path), objects, trust=trust)

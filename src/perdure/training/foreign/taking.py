@@ -57,12 +57,14 @@ class Taken:
     Attributes:
         names: Names of the objects that were restored.
         kinds: What they are: ``"module"``, ``"optimizer"``, ``"scheduler"`` ...
+        missing: Names of the objects that the file does not hold; they are as they were.
         left: What nobody took: sections by key; of a section that was taken in part, the rest of it.
         notes: What the reader should know of the way, one sentence each.
     """
 
     names: tuple[str, ...] = ()
     kinds: set[str] = field(default_factory=set)
+    missing: tuple[str, ...] = ()
     left: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -95,7 +97,8 @@ def take_over(content: Content, world: World, *, partly: bool = False) -> Taken:
     _put(sorted(parts, key=lambda part: part.order), states, fitted, names)
     notes = [*content.notes, *(note for one in fitted.values() for note in one.notes)]
     taken = tuple(dict.fromkeys(part.path for part in parts))
-    return Taken(taken, {_role(part) for part in parts}, _left(content, found, fitted), notes)
+    kinds = {_role(part) for part in parts}
+    return Taken(taken, kinds, tuple(missing), _left(content, found, fitted), notes)
 
 
 def _nothing_for(missing: list[str], content: Content) -> StateMismatchError:
