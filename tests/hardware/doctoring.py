@@ -114,7 +114,7 @@ def examine(
     *,
     kaggle: str = "",
     required: str = "",
-    limit_s: float = 20.0,
+    limit_s: float = 60.0,
     smi: bool = True,
     **environment: str,
 ) -> Checkup:

@@ -54,7 +54,7 @@ MACHINES: list[tuple[str, Scene, dict[str, Any], dict[str, Any]]] = [
         {"torch": torch_on(P100, error=NO_IMAGE)},
         {"kaggle": "Batch", "required": "NvidiaTeslaT4"},
     ),
-    ("perdure doctor", cards(T4), {"torch": HANGS}, {"kaggle": "Batch", "limit_s": 1.0}),
+    ("perdure doctor", cards(T4), {"torch": HANGS}, {"kaggle": "Batch", "limit_s": 2.0}),
     (
         "perdure doctor",
         cards(T4),

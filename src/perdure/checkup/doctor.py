@@ -139,15 +139,7 @@ def ask_frameworks(how: Look, stop: threading.Event) -> dict[str, Probe]:
 
 
 def _ask(how: Look, name: str, stop: threading.Event) -> Probe:
-    import_limit_s = IMPORT_LIMIT_S if how.command is None else how.stage_limit_s
-    return probe(
-        name,
-        environment=how.environment,
-        command=how.command,
-        limit_s=how.stage_limit_s,
-        import_limit_s=import_limit_s,
-        stop=stop,
-    )
+    return probe(name, environment=how.environment, command=how.command, limit_s=how.stage_limit_s, stop=stop)
 
 
 @contextmanager
