@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -32,9 +33,6 @@ SCENES = {
     ),
     "two T4, the model was put on the other one": (
         Scene([FakeCard(), working()]), loop(), around(), ["second-card-idle"],
-    ),
-    "two T4, the second begins to work just now": (
-        Scene([working(), FakeCard(busy=[0] * 19 + [60])]), loop(), around(), [],
     ),
     "two T4, the other is another user's": (
         Scene([working(), FakeCard(used_mb=9000, processes={1: 9000})]), loop(),
@@ -316,6 +314,13 @@ def test_a_first_step_that_compiled_does_not_make_the_card_idle():
     """The mean is low because of minutes in the compiler; now it works."""
     use = CardUse(0, 0, "GPU-0", "Tesla T4", samples=30, busy_percent=6.0, busy_now_percent=88.0)
     assert codes([use], loop()) == []
+
+
+def test_a_second_card_that_has_just_begun_is_not_called_idle():
+    main = CardUse(0, 0, "GPU-0", "Tesla T4", samples=30, busy_percent=90.0, memory_total_bytes=16 * 10**9)
+    second = CardUse(1, 1, "GPU-1", "Tesla T4", samples=30, busy_percent=2.0, memory_total_bytes=16 * 10**9)
+    assert codes([main, second]) == ["second-card-idle"]
+    assert codes([main, replace(second, busy_now_percent=60.0)]) == []
 
 
 # ----------------------------------------------------------------------------------------------------- after the end
