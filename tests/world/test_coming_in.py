@@ -157,6 +157,23 @@ def test_a_file_of_the_part_fits_the_bigger_model_only_if_all_of_it_is_there(tmp
     assert same(old, bigger.backbone)
 
 
+def test_a_tensor_that_is_twice_in_the_file_is_refused(tmp_path):
+    state = net(0).state_dict()
+    state["module.0.weight"] = torch.zeros(6, 4)
+    new = net(1)
+    with pytest.raises(StateMismatchError, match=r"0\.weight is twice in the file, once as module\.0\.weight"):
+        perdure.restore(saved(tmp_path / "c.pth", state), model=new)
+    assert same(new, net(1))
+
+
+def test_a_stray_tensor_beside_the_model_is_not_taken_for_one_of_it(tmp_path):
+    old, new = net(0), net(1)
+    state = {"0.weight": torch.zeros(6, 4), **{f"model.{key}": value for key, value in old.state_dict().items()}}
+    restored = perdure.restore(saved(tmp_path / "c.pth", state), model=new)
+    assert same(old, new)
+    assert list(restored.left) == ["0.weight"]
+
+
 class Pair(nn.Module):
     def __init__(self, one, other):
         super().__init__()

@@ -74,8 +74,10 @@ def match(part: ModulePart, section: Any) -> Match:
             continue
         elif names.is_aside(key) or _may_be_left(part.value, key, mine, names):
             found.left[key] = value
+        elif (inner := names.inner(key)) in found.saved["parameters"] or inner in found.saved["buffers"]:
+            found.differences.append(f"{part.path}: {inner} is twice in the file, once as {key}")
         else:  # of this module by its name, and not in it: a difference
-            found.saved["parameters"][names.inner(key)] = value
+            found.saved["parameters"][inner] = value
     found.notes += _tolerate(found.saved, mine, given, names)
     found.notes += _widen(part.path, found.saved, mine)
     found.differences += _torn_ties(part.path, mine, given)
@@ -124,10 +126,10 @@ class _Names:
         live = _unique((_without_adapter(bare_name(name), adapter), name) for name in wanted)
         self.aside, self.added, self.rivals = _prefixes(set(self.keys.values()), set(live), path)
         exact = set(wanted)
-        taken: dict[str, str] = {}
+        taken: dict[str, str] = {key: key for key in self.keys if key in exact and not adapter and not self.aside}
         for key in self.keys:
-            name = key if key in exact and not adapter else live.get(self.inner(key))
-            if name is not None:
+            name = live.get(self.inner(key))
+            if name is not None and key not in taken and not self.is_aside(key):
                 taken.setdefault(name, key)
         self.of_key = {key: name for name, key in taken.items()}
 
