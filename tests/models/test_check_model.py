@@ -123,10 +123,16 @@ def test_a_hand_written_checkpoint_counts_its_model_and_shows_what_else_is_there
 
 
 def test_a_lightning_checkpoint_is_called_one(tmp_path: Path) -> None:
-    content = {"pytorch-lightning_version": "2.5.0", "epoch": 1, "state_dict": nn.Linear(2, 2).state_dict()}
+    content = {
+        "pytorch-lightning_version": "2.5.0",
+        "epoch": 1,
+        "best": float("nan"),
+        "state_dict": nn.Linear(2, 2).state_dict(),
+    }
     torch.save(content, tmp_path / "last.ckpt")
     report = check_model(tmp_path / "last.ckpt")
     assert report.what.startswith("a Lightning checkpoint")
+    json.dumps(report.to_dict(), allow_nan=False)
     assert report.parameters == 6
 
 
@@ -157,6 +163,12 @@ def test_nan_is_wrong_and_inf_is_told(tmp_path: Path) -> None:
     assert not bad.ok
     assert good.ok
     assert good.tensors[0].inf == 1
+
+
+def test_names_in_a_strangers_file_do_not_steer_the_terminal(tmp_path: Path, capsys) -> None:
+    torch.save({"weight\x1b[2J\r": torch.ones(2)}, tmp_path / "m.pth")
+    assert main(["check-model", str(tmp_path / "m.pth")]) == 0
+    assert "weight\\x1b[2J\\x0d" in capsys.readouterr().out
 
 
 def test_zeros_and_ones_are_no_ties(tmp_path: Path) -> None:

@@ -43,9 +43,14 @@ class Contents:
     files: tuple[Path, ...] = ()
 
 
+def printable(text: str) -> str:
+    """Without control characters: names in a stranger's file must not steer the terminal."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
+
+
 def damaged(path: Path, problem: str) -> CorruptError:
     """The error for a file that is not what was written."""
-    lines = [line.strip() for line in problem.splitlines() if line.strip()]
+    lines = [printable(line.strip()) for line in problem.splitlines() if line.strip()]
     return CorruptError(
         f"{path} is damaged or no model file",
         path=path,
@@ -57,7 +62,7 @@ def damaged(path: Path, problem: str) -> CorruptError:
 def not_safe(path: Path, what: str) -> UnsafeFileError:
     """The error for a file that could run code."""
     return UnsafeFileError(
-        f"{path} could run code when it is loaded: {what}",
+        f"{path} could run code when it is loaded: {printable(what)}",
         path=path,
         hint="if you trust whoever made it, say so: --trust on the command line, trust=True in Python",
     )

@@ -21,6 +21,7 @@ from perdure.models.zips import check_zip
 _PYTHON_OPERATORS = (b"PyFunc", b"EagerPyFunc", b"PyFuncStateless")
 _FILE_OPERATORS = (b"WriteFile", b"ReadFile", b"MatchingFiles")
 _ATTRIBUTES = ("model_config", "keras_version", "backend")
+_NUMBERS = "biufcV"  # V: bfloat16
 _H5_NOTE = "HDF5 has no checksums here, so damage in the numbers shows only against a digest"
 
 
@@ -124,7 +125,7 @@ def _words(value: Any) -> str:
 
 def _arrays(path: Path) -> dict[str, Any]:
     try:
-        return stored_arrays(path)
+        return {name: value for name, value in stored_arrays(path).items() if value.dtype.kind in _NUMBERS}
     except (OSError, RuntimeError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise damaged(path, str(error)) from error
 

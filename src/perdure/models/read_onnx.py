@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from perdure.core.errors import CorruptError, MissingExtraError
@@ -57,10 +57,11 @@ def _external(path: Path, model: Any) -> tuple[Path, ...]:
         for entry in tensor.external_data
         if entry.key == "location"
     }
+    for name in names:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise damaged(path, f"its data are outside of its folder: {name}")
     files = tuple(path.parent / name for name in sorted(names))
     for file in files:
-        if path.parent.resolve() not in file.resolve().parents:
-            raise damaged(path, f"its data are outside of its folder: {file}")
         if not file.is_file():
             raise CorruptError(
                 f"{path} is not complete: its data are in {file.name}, which is not beside it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -100,9 +101,15 @@ class ModelReport:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
-        return {**asdict(self), "path": str(self.path), "ok": self.ok, "dtypes": self.dtypes}
+        words = {"path": str(self.path), "ok": self.ok, "dtypes": self.dtypes}
+        return {**asdict(self), **words, "facts": {name: _json(value) for name, value in self.facts.items()}}
 
     def __str__(self) -> str:
         from perdure.models.report_text import lines_of
 
         return "\n".join(lines_of(self))
+
+
+def _json(value: Any) -> Any:
+    """JSON has no word for numbers that are none."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perdure.core.intervals import format_bytes
+from perdure.models.contents import printable
 from perdure.models.formats import Port
 from perdure.models.report import ModelReport, Row
 
 ROWS = 40
 """Tensors that are listed unless all are asked for."""
+
+FACTS = 12
+"""Plain values that are shown."""
 
 
 def lines_of(report: ModelReport, rows: int | None = ROWS) -> list[str]:
@@ -22,7 +26,7 @@ def lines_of(report: ModelReport, rows: int | None = ROWS) -> list[str]:
         lines += ["", *_table(shown)]
     if left := len(report.tensors) - len(shown):
         lines.append(f"... and {left} more")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
@@ -40,7 +44,8 @@ def _facts(report: ModelReport) -> Iterator[tuple[str, str]]:
     for port in report.signature.outputs:
         yield "output", _port(port)
     if report.facts:
-        yield "facts", ", ".join(f"{name} {value}" for name, value in report.facts.items())
+        facts = [f"{name} {value}" for name, value in report.facts.items()]
+        yield "facts", ", ".join([*facts[:FACTS], *(["..."] if len(facts) > FACTS else [])])
     for answer in report.forward:
         finite = "all finite" if answer.finite else "not all finite"
         yield "ran", f"{answer.name}: {answer.dtype} {list(answer.shape)}, {finite}"

@@ -51,7 +51,8 @@ def as_tensor(value: Any) -> torch.Tensor:
             return (
                 torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.nbytes else torch.empty(0)
             )
-        return torch.from_numpy(np.array(value, order="C"))
+        value = value.astype(value.dtype.newbyteorder("="), order="C", copy=not value.flags.writeable)
+        return torch.from_numpy(value)
     if value.is_quantized:
         return value.dequantize()
     if value.layout != torch.strided:
