@@ -550,7 +550,6 @@ def test_several_optimizers_of_lightning_come_in_by_their_order(lightning):
 
 @pytest.fixture(scope="module")
 def hf():
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     return pytest.importorskip("transformers")
 
 
