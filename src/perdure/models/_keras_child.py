@@ -1,13 +1,14 @@
 """Opens files of Keras and TensorFlow in a fresh process, runs them, or turns one into another. Knows no Perdure.
 
-Called as ``python _keras_child.py JOB``: JOB is a folder with ``job.json`` and ``inputs.npz``; the answer is left
-in it as ``answer.json`` and ``outputs.npz``. stdout and stderr may hold anything that the frameworks print.
+Each line on stdin is a folder with ``job.json`` and ``inputs.npz``; the answer is left in it as ``answer.json`` and
+``outputs.npz``, and then there is a line ``done`` on stdout. Whatever the frameworks print goes to stderr.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,4 +179,8 @@ def _convert(job: dict[str, Any], calls: list[Any], outputs: dict[str, Any]) -> 
 _JOBS = {"keras": _keras, "savedmodel": _savedmodel, "onnx": _onnx, "convert": _convert}
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        main(Path(line.rstrip("\n")))
+        print("done", file=replies, flush=True)

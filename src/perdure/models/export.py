@@ -15,6 +15,7 @@ from perdure.models import keras_files, onnx_file, program, pth, safetensors_fil
 from perdure.models.card import write_card
 from perdure.models.digests import digest, size
 from perdure.models.formats import Exported, Facts, Format, Parity, Signature, Source, find_format
+from perdure.models.keras_proof import keras_digest
 from perdure.models.live import signature_of
 from perdure.models.proof import prover_of
 from perdure.models.records import Records, source_digest
@@ -156,7 +157,7 @@ class _Export:
         torch = self._source.framework == "torch"
         if torch and not all(self._path(format).exists() for format in formats):
             prover_of(self._source)  # loads its libraries while we compute
-        mark = source_digest(self._source) if torch else ""
+        mark = source_digest(self._source) if torch else keras_digest(self._source)
         there = {format.name: self._there(format, mark) for format in formats}
         check_room(self._folder, sum(f.size(self._source) for f in formats if not there[f.name]), self._room)
         done: list[Exported] = []

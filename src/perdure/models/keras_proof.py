@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +25,7 @@ from perdure.models.keras_model import (
     fingerprints,
     signature_of,
 )
-from perdure.models.keras_process import ChildError, Outputs, ask
+from perdure.models.keras_process import ChildError, Outputs, Worker, ask
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest accepted difference, as a part of the largest output: other kernels, and fused ones, round otherwise."""
@@ -36,7 +38,7 @@ def prove_keras(source: Source, path: Path) -> Parity:
     backend, calls, live = live_of(source)
     try:
         job = {"do": "keras", "file": str(path), "compile": path.suffix == ".keras"}
-        answer, outputs = ask(job, list(calls.values()), backend)
+        answer, outputs = ask(job, list(calls.values()), backend, _worker(source, backend))
     except ChildError as error:
         if any(word in error.message for word in _UNKNOWN_CLASS):
             return _by_weights_alone(source, path, error)
@@ -53,7 +55,7 @@ def prove_keras(source: Source, path: Path) -> Parity:
 def prove_savedmodel(source: Source, path: Path) -> Parity:
     """Prove a SavedModel by TensorFlow alone: every weight is in it, the outputs are the same."""
     _, calls, live = live_of(source)
-    answer, outputs = _asked(path, "savedmodel", calls)
+    answer, outputs = _asked(source, path, "savedmodel", calls)
     missing = Counter(fingerprints(source.module.weights)) - Counter(answer["weights"])
     _refuse(path, [f"a weight is not in it: {line}" for line in missing])
     found = _compared(path, live, outputs)
@@ -63,7 +65,7 @@ def prove_savedmodel(source: Source, path: Path) -> Parity:
 def prove_onnx(source: Source, path: Path) -> Parity:
     """Prove an ONNX file by onnxruntime: the outputs are the same; its weights may be folded into others."""
     _, calls, live = live_of(source)
-    _, outputs = _asked(path, "onnx", calls)
+    _, outputs = _asked(source, path, "onnx", calls)
     return Parity("onnxruntime", 0, _compared(path, live, outputs), tuple(calls), note=_note(calls))
 
 
@@ -85,9 +87,19 @@ def live_of(source: Source) -> tuple[str, dict[int, Call], dict[int, dict[str, A
     return found
 
 
-def _asked(path: Path, job: str, calls: Mapping[int, Call]) -> tuple[dict[str, Any], Outputs]:
+def _worker(source: Source, backend: str) -> Worker:
+    """The process that proves, one a backend and export; none of them has written what it proves."""
+    name = f"keras worker {backend}"
+    if name not in source.scratch:
+        source.scratch[name] = source.closing.enter_context(Worker(backend))
+    worker: Worker = source.scratch[name]
+    return worker
+
+
+def _asked(source: Source, path: Path, job: str, calls: Mapping[int, Call]) -> tuple[dict[str, Any], Outputs]:
+    asked, worker = {"do": job, "file": str(path)}, _worker(source, "tensorflow")
     try:
-        return ask({"do": job, "file": str(path)}, list(calls.values()), "tensorflow")
+        return ask(asked, list(calls.values()), "tensorflow", worker)
     except ChildError as error:
         raise CorruptError(f"a fresh process cannot use {path}", path=path, problems=[error.line]) from error
 
@@ -216,3 +228,16 @@ def _cannot_load(source: Source, path: Path, error: ChildError) -> CannotCarryEr
         type_name=name,
         hint='give its classes get_config(), or use the format "savedmodel", which needs no classes',
     )
+
+
+def keras_digest(source: Source) -> str:
+    """A digest of all that the files of a model are made of; empty if it has classes whose code is not Keras' own."""
+    import keras
+
+    model = source.module
+    if not all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
+        return ""
+    backend, _, live = live_of(source)
+    outputs = [fingerprint(value) for batch in live.values() for value in batch.values()]
+    parts = [keras.__version__, backend, model.to_json(), *fingerprints(model.weights), *_optimizer(model), *outputs]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
