@@ -231,7 +231,7 @@ def _cannot_load(source: Source, path: Path, error: ChildError) -> CannotCarryEr
 
 
 def keras_digest(source: Source) -> str:
-    """A digest of all that the files of a model are made of; empty if it has classes whose code is not Keras' own."""
+    """A digest of all that the files of a model are made of; empty if it has classes that are not Keras' own."""
     import keras
 
     model = source.module
@@ -239,5 +239,6 @@ def keras_digest(source: Source) -> str:
         return ""
     backend, _, live = live_of(source)
     outputs = [fingerprint(value) for batch in live.values() for value in batch.values()]
-    parts = [keras.__version__, backend, model.to_json(), *fingerprints(model.weights), *_optimizer(model), *outputs]
+    numbers = [*fingerprints(model.weights), *_optimizer(model), *outputs]
+    parts = [keras.__version__, backend, model.to_json(), *numbers]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

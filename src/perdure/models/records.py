@@ -61,7 +61,8 @@ class Records:
         try:
             found = _restored(path, entry)
             same = found.bytes == sum(map(size, (path, *found.companions)))
-            whole = same and all(digest(path.with_name(name)) == value for name, value in found.digests.items())
+            told = found.digests or {path.name: found.digest}  # a folder has one for all of it
+            whole = same and all(digest(path.with_name(name)) == value for name, value in told.items())
         except (OSError, KeyError, TypeError, ValueError):
             return None
         return found if whole else None
