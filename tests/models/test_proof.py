@@ -20,7 +20,7 @@ from zoo import Convolutions, DictOut, TiedTransformer, trained
 from perdure.core.errors import CannotCarryError, CorruptError
 from perdure.models import onnx_file
 from perdure.models.export import export_model
-from perdure.models.formats import Exported, Facts, Source
+from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.live import as_example, signature_of
 from perdure.models.proof import Prover, expected_of
 from perdure.training.export import source_of
@@ -209,6 +209,22 @@ def test_a_batch_that_the_model_fixes_is_said(tmp_path: Path, source) -> None:
     (made,) = export(source(Fixed(2, 2), torch.ones(4, 2)), tmp_path, "pt2")
     assert made.notes == ("the graph takes batches of 4 only: the model or torch.export fixes their size",)
     assert made.parity.batches == (4,)
+
+
+class AnyInputs(nn.Linear):
+    def forward(self, *args, times=1, **kwargs):
+        (first, second), rest = args[0], args[1:]
+        out = super().forward(first) * times + second + kwargs["bias"]["value"]
+        return out if not rest else out + rest[0]
+
+
+def test_inputs_in_containers_by_name_and_plain_numbers_are_dynamic_too(tmp_path: Path, source) -> None:
+    x = torch.ones(3, 2)
+    example = Example(([x, x + 1], x), {"times": 2, "bias": {"value": x}})
+    for made in export(source(AnyInputs(2, 2), example), tmp_path, "safetensors", "pt2", "onnx"):
+        assert made.parity.batches == (3, 1, 4), made.format
+    names = [port.name for port in signature_of(source(AnyInputs(2, 2), example)).inputs]
+    assert names == ["args_0_0", "args_0_1", "args_1", "bias.value"]
 
 
 def test_the_signature_names_inputs_and_outputs_and_the_axis_of_the_batch(source) -> None:

@@ -130,7 +130,7 @@ def _ids() -> torch.Tensor:
 def _lora(merged: bool) -> tuple[nn.Module, torch.Tensor]:
     from peft import LoraConfig, get_peft_model
 
-    features = torch.randn(2, 4)
+    features = torch.randn(2, 4)  # PEFT takes *args and **kwargs
     model = trained(get_peft_model(DictOut(), LoraConfig(r=2, target_modules=["body", "logits"])), features)
     return (model.merge_and_unload() if merged else model), features
 

@@ -97,12 +97,37 @@ def _exported(source: Source, example: Example, axis: Any) -> torch.export.Expor
 
     shapes = None
     if axis is not None:
-        bound = inspect.signature(twin.forward).bind(*example.args, **example.kwargs)
-        shapes = pytree.tree_map(axes, dict(bound.arguments))
+        shapes = pytree.tree_map(axes, _named_inputs(twin.forward, example))
     with quiet(), torch.no_grad():
         return torch.export.export(
             twin, tuple(example.args), dict(example.kwargs), dynamic_shapes=shapes, strict=False
         )
+
+
+def _named_inputs(forward: Any, example: Example) -> dict[str, Any]:
+    """Inputs by the names of the parameters, as torch.export wants axes to be named.
+
+    It takes no axes for inputs that come by ``*args`` and ``**kwargs``, so they become parameters of their own.
+    """
+    plain = inspect.signature(forward)
+    bound = plain.bind(*example.args, **example.kwargs)
+    named: dict[str, Any] = {}
+    parameters = []
+    for name, value in bound.arguments.items():
+        kind = plain.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            each = {f"{name}_{index}": item for index, item in enumerate(value)}
+            parameters += [inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in each]
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            each = dict(value)
+            parameters += [inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY) for key in each]
+        else:
+            each = {name: value}
+            parameters.append(plain.parameters[name])
+        named |= each
+    if len(parameters) != len(bound.arguments) or named.keys() != bound.arguments.keys():
+        forward.__signature__ = plain.replace(parameters=parameters)
+    return named
 
 
 @contextlib.contextmanager
@@ -122,14 +147,15 @@ def quiet() -> Iterator[None]:
 
 
 def _is_dynamic(program: torch.export.ExportedProgram) -> bool:
-    return any(not isinstance(size, int) for shape in input_shapes(program) for size in shape)
+    return any(not str(size).isdigit() for shape in tensor_inputs(program).values() for size in shape)
 
 
-def input_shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...]]:
-    """Shapes of the tensors that go in; a symbol where any size goes."""
+def tensor_inputs(program: torch.export.ExportedProgram) -> dict[str, tuple[Any, ...]]:
+    """Name to shape of the tensors that go in; a symbol where any size goes."""
     names = set(program.graph_signature.user_inputs)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    return [tuple(node.meta["val"].shape) for node in nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    values = {node.name: node.meta.get("val") for node in nodes}
+    return {name: tuple(value.shape) for name, value in values.items() if isinstance(value, torch.Tensor)}
 
 
 def _cleaned(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:

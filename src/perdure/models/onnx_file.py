@@ -13,7 +13,7 @@ import torch
 
 from perdure.core.errors import CannotCarryError, MissingExtraError
 from perdure.models.formats import Format, Parity, Source, register
-from perdure.models.graph import AXIS, graph_of, quiet
+from perdure.models.graph import AXIS, graph_of, quiet, tensor_inputs
 from perdure.models.live import live_of
 from perdure.models.proof import prove_graph
 from perdure.models.tensors import check_graph, check_tensors, full_bytes
@@ -86,7 +86,7 @@ def _converted(source: Source) -> Any:
 
 
 def _names(source: Source) -> list[str]:
-    return list(graph_of(source).program.graph_signature.user_inputs)
+    return list(tensor_inputs(graph_of(source).program))
 
 
 def _output_names(source: Source, names: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ from perdure.core.say import warn
 from perdure.models._proof_child import digest_of, distance
 from perdure.models.formats import Difference, Parity, Source
 from perdure.models.graph import graph_of, weightless
-from perdure.models.live import dtype_name, live_of, run_twin
+from perdure.models.live import Batch, dtype_name, live_of, run_twin
 from perdure.models.tensors import plain_tensors
 
 TOLERANCES = {
@@ -167,12 +167,18 @@ def batches_file(source: Source) -> Path:
     if "batches" not in source.scratch:
         batches = [
             {"args": list(b.example.args), "kwargs": dict(b.example.kwargs), "outputs": dict(b.outputs)}
-            for b in live_of(source).batches
+            for b in _tried(source)
         ]
         source.scratch["batches"] = _folder(source) / "batches.pt"
         torch.save(batches, source.scratch["batches"])
     path: Path = source.scratch["batches"]
     return path
+
+
+def _tried(source: Source) -> tuple[Batch, ...]:
+    """The batches that the graph takes."""
+    batches = live_of(source).batches
+    return batches if graph_of(source).dynamic else batches[:1]
 
 
 def graph_file(source: Source) -> Path:
@@ -289,7 +295,7 @@ def _asked(source: Source, path: Path, loader: str, job: Mapping[str, Any]) -> t
             hint=_HINT_BYTES,
         )
     differences = tuple(_differences(source, answer.get("outputs", {})))
-    sizes = tuple(batch.size for batch in live_of(source).batches) if differences else ()
+    sizes = tuple(batch.size for batch in _tried(source)) if differences else ()
     far = [_too_far(each) for each in differences if not _near(each)]
     return Parity(loader, int(answer.get("tensors", 0)), differences, sizes), far
 
