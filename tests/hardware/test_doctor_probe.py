@@ -24,6 +24,7 @@ REAL_CHILD = [sys.executable, "-P", str(CHILD)]
 
 FAKE_TORCH = """
 import time
+print('{{"reason": "what a framework prints"}}')
 __version__ = "2.10.0+cu128"
 class version:
     cuda, hip = "12.8", None
@@ -63,7 +64,8 @@ def fake_torch(folder: Path, kernel: str = "pass", off: str = "0.0", available: 
     """The environment in which ``import torch`` gives a torch that behaves so."""
     (folder / "torch").mkdir()
     (folder / "torch/__init__.py").write_text(FAKE_TORCH.format(kernel=kernel, off=off, available=available))
-    return {**os.environ, "PYTHONPATH": str(folder)}
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def gone(pid: int) -> bool:
@@ -174,6 +176,7 @@ def test_the_real_child_meets_a_card_without_code(tmp_path) -> None:
     answer = probe("torch", environment=fake_torch(tmp_path, kernel))
     (device,) = answer.devices
     assert (answer.trouble, answer.architectures) == ("", ("sm_70", "sm_75"))
+    assert (answer.version, answer.reason) == ("2.10.0+cu128", "")
     assert (device.name, device.capability, device.works) == ("Tesla P100-PCIE-16GB", (6, 0), False)
     assert device.error == "RuntimeError: CUDA error: no kernel image is available for execution on the device"
 
@@ -185,7 +188,8 @@ def test_the_real_child_compares_with_the_cpu(tmp_path) -> None:
     assert probe("torch", environment=fake_torch(good)).works
     wrong = probe("torch", environment=fake_torch(bad, off="0.5")).devices[0]
     assert (wrong.right, wrong.error) == (False, "")
-    assert probe("torch", environment=fake_torch(nan, off="float('nan')")).devices[0].right is False
+    lost = probe("torch", environment=fake_torch(nan, off="float('nan')")).devices[0]
+    assert (lost.right, lost.off) == (False, 1e9)
 
 
 def test_the_real_child_asks_cuda_why_it_sees_nothing(tmp_path) -> None:
