@@ -137,6 +137,11 @@ def test_a_script_that_trains_as_a_program_only_is_fine(script) -> None:
     assert not Path("runs").exists()
 
 
+def test_a_run_of_another_library_is_none_of_ours(script) -> None:
+    name = script(f"{HEAD}class Run: ...\nrun = Run()\ndef build_model():\n    return nn.Linear(1, 1)\n")
+    assert isinstance(build_here(f"{name}:build_model"), nn.Linear)
+
+
 # ---------------------------------------------------------------- filling it
 
 

@@ -186,14 +186,14 @@ def test_damage_in_the_optimizer_does_not_take_the_model_along(tmp_path: Path) -
     assert_same(only_one(folder).tensors, model.state_dict())
 
 
-@pytest.mark.parametrize("damage", ["missing", "short", "header"])
+@pytest.mark.parametrize("damage", ["missing", "short", "long", "header"])
 def test_a_file_that_is_not_whole_is_damage_and_not_a_traceback(tmp_path: Path, damage: str) -> None:
     folder = perdure.save(tmp_path / "saved", model=net())
     (file,) = (tmp_path / "saved" / "tensors").iterdir()
     data = file.read_bytes()
     file.unlink()
     if damage != "missing":
-        file.write_bytes(data[:-1] if damage == "short" else data[:20] + b"!" + data[21:])
+        file.write_bytes({"short": data[:-1], "long": data + b"!", "header": data[:20] + b"!" + data[21:]}[damage])
     with pytest.raises(CorruptError):
         read_weights(folder)
 
@@ -296,7 +296,8 @@ def test_statistics_that_the_average_measured_itself_are_not_called_those_of_the
 def test_an_average_that_has_averaged_nothing_says_so(tmp_path: Path) -> None:
     model = net()
     perdure.save(tmp_path / "saved", model=model, swa=AveragedModel(model))
-    assert "swa has averaged nothing yet" in only_one(tmp_path / "saved", average="swa").notes[0]
+    (note,) = only_one(tmp_path / "saved", average="swa").notes
+    assert note == "swa has averaged nothing yet: it is the model as it was when it was made"
 
 
 def test_an_average_without_its_model_is_the_model(tmp_path: Path) -> None:
@@ -380,6 +381,12 @@ def test_several_averages_in_one_object_are_told_apart_by_their_place(tmp_path: 
     assert_same(only_one(tmp_path / "saved", average="ema.0.999").tensors, emas["0.999"])
     with pytest.raises(ConfigError, match=r"no average 'ema' in the checkpoint\n.*there are: ema.0.99, ema.0.999"):
         read_weights(tmp_path / "saved", average="ema")
+
+
+def test_weights_of_another_size_are_no_average(tmp_path: Path) -> None:
+    wide = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    perdure.save(tmp_path / "saved", model=net(), best={"weights": wide.state_dict()}, list=list(wide.parameters()))
+    assert read_weights(tmp_path / "saved").notes == ()
 
 
 def test_the_moments_of_an_optimizer_are_no_average(tmp_path: Path) -> None:
