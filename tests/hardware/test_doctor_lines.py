@@ -320,6 +320,8 @@ def test_the_disk_is_that_of_the_budget(tmp_path) -> None:
     assert check.fact == f"2.0 MB free for {root}: {tmp_path} holds 3.0 MB of 5.0 MB"
     assert check.details["limit_bytes"] == 5_000_000
     assert machine.look_at_disk(root, tmp_path, Limits(disk="1 MB")).state == "failed"
+    elsewhere = machine.look_at_disk(tmp_path / "other", root, Limits(disk="5 MB"))
+    assert elsewhere.fact == f"5.0 MB free for {tmp_path / 'other'}: {tmp_path / 'other'} holds 0 B of 5.0 MB"
     assert not root.exists()
 
 
@@ -368,6 +370,15 @@ def test_a_damaged_checkpoint_is_said_beside_the_whole_one(tmp_path) -> None:
     assert "perdure verify" in check.fix
     (run.checkpoints / "step-000000010/manifest.json").write_text("{")
     assert checkpoints_check(look_at_inputs(tmp_path / "runs", ())).state == "failed"
+
+
+def test_a_checkpoint_whose_tensors_were_cut_is_not_the_newest(tmp_path) -> None:
+    run = save(tmp_path / "runs", "digits", (10, 20))
+    newest = max(run.folder.glob("tensors/*"), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(newest.read_bytes()[:-4])
+    check = checkpoints_check(look_at_inputs(tmp_path / "runs", ()))
+    assert check.fact.startswith("digits at step 10 in ")
+    assert "1 is damaged" in check.fact
 
 
 def test_none_mounted_none_there_and_could_not_look_are_three_answers(tmp_path) -> None:

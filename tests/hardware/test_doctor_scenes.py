@@ -237,6 +237,25 @@ def test_b19_what_the_metadata_asks_for_against_what_came(fake, tmp_path, metada
     assert bool(checkup["accelerator"].fix) == (state in ("warning", "failed"))
 
 
+def test_b19_what_is_required_must_be_here_itself_and_whole(fake, tmp_path) -> None:
+    one = examine(fake, tmp_path, cards(T4), healthy(T4), kaggle="Batch", required="NvidiaTeslaT4")
+    assert one["accelerator"].fact == "asked for GPU T4 x2 (NvidiaTeslaT4), got Tesla T4"
+    instead = examine(fake, tmp_path, cards(T4, T4), healthy(T4, T4), kaggle="Batch", required="NvidiaTeslaP100")
+    assert troubles(instead) == {"accelerator": "failed"}
+    assert 'write "machine_shape": "NvidiaTeslaT4"' in instead["accelerator"].fix
+    like = Scene([FakeCard("NVIDIA L40S", capability=(8, 9))] * 4)
+    other = examine(fake, tmp_path, like, healthy(A100), kaggle="Batch", required="NvidiaL4")
+    assert other["accelerator"].fact == "asked for GPU L4 x4 (NvidiaL4), got 4 x NVIDIA L40S"
+
+
+def test_what_the_metadata_asks_for_is_expected(fake, tmp_path) -> None:
+    (tmp_path / "kernel-metadata.json").write_text('{"machine_shape": "NvidiaTeslaT4"}')
+    none = Scene(init_error=NO_LIBRARY)
+    checkup = examine(fake, tmp_path, none, {"torch": torch_on()}, kaggle="Batch", smi=False)
+    assert troubles(checkup) == {"driver": "failed", "accelerator": "failed", "gpu": "failed"}
+    assert f"(asked for in {tmp_path / 'kernel-metadata.json'})" in checkup["gpu"].fact
+
+
 def test_metadata_beside_a_local_machine_says_nothing_about_it(fake, tmp_path) -> None:
     (tmp_path / "kernel-metadata.json").write_text('{"machine_shape": "NvidiaTeslaT4"}')
     checkup = examine(fake, tmp_path, cards(A100), healthy(A100))
