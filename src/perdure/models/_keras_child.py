@@ -6,7 +6,9 @@ Each line on stdin is a folder with ``job.json`` and ``inputs.npz``; the answer 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -23,6 +25,9 @@ _NOT_LISTED = ("_CHECKPOINTABLE", "_all_variables/", "keras_api/")
 def main(folder: Path) -> None:
     """Do the job in a folder."""
     job = json.loads((folder / "job.json").read_text())
+    for name in job.get("imports", []):
+        with contextlib.suppress(ImportError):  # the loader says what it misses
+            importlib.import_module(name)
     outputs: dict[str, Any] = {}
     try:
         answer = _JOBS[job["do"]](job, list(_calls(job, folder)), outputs)
@@ -137,10 +142,14 @@ def _serve(loaded: Any, serving: Any, args: tuple[Any, ...], kwargs: dict[str, A
     import tensorflow as tf
 
     if hasattr(loaded, "serve"):
-        return loaded.serve(*args, **kwargs)
+        try:
+            return loaded.serve(*args, **kwargs)
+        except TypeError:  # it takes a structure; its signature takes every input by name
+            if serving is None:
+                raise
     if serving is None:
         raise ValueError("it has no signature 'serving_default' to call")
-    names = list(serving.structured_input_signature[1])
+    names = sorted(serving.structured_input_signature[1])
     given = {**dict(zip(names, tf.nest.flatten(args), strict=False)), **kwargs}
     return serving(**{name: tf.convert_to_tensor(value) for name, value in given.items()})
 

@@ -8,12 +8,15 @@ from typing import Any
 
 from perdure.core.errors import CannotCarryError, ConfigError, MissingExtraError
 from perdure.models.formats import Format, Source, register
-from perdure.models.keras_model import check_ready, example_of, quiet
+from perdure.models.keras_model import check_ready, example_of, own_modules, quiet
 from perdure.models.keras_process import ChildError, ask
 from perdure.models.keras_proof import live_of, prove_keras, prove_onnx, prove_savedmodel
 
 _LAYER_BYTES = 20_000
 """What a layer adds to a file besides its numbers: its description, its part of a graph. Generous."""
+
+ONNX_BYTES = 1_900_000_000
+"""An ONNX file is one message of protobuf, which ends at 2 GiB; the exporter of Keras puts no weights beside it."""
 
 _CONVERTED = ".converted.keras"
 
@@ -100,8 +103,17 @@ def _check_graph(source: Source) -> None:
         )
 
 
+def _check_crossing(source: Source, backend: str, format: str) -> None:
+    """To be written under the other backend, a model must be loaded there."""
+    if _backend() != backend and "__main__" in own_modules(source.module):
+        raise _no_graph(
+            source, format, f"Keras writes it under {backend}, and no other process can import its class"
+        )
+
+
 def _check_savedmodel(source: Source) -> None:
     _check_graph(source)
+    _check_crossing(source, "tensorflow", "tf_saved_model")
     if importlib.util.find_spec("tensorflow") is None:
         raise MissingExtraError(
             "a SavedModel is written by TensorFlow, which is not installed here",
@@ -111,6 +123,13 @@ def _check_savedmodel(source: Source) -> None:
 
 def _check_onnx(source: Source) -> None:
     _check_graph(source)
+    _check_crossing(source, "torch", "onnx")
+    if _numbers(source.module) > ONNX_BYTES:
+        raise _cannot(
+            source,
+            f"an ONNX file of {source.module.name} would be larger than 2 GB, which Keras cannot write",
+            'use the format "keras" or "savedmodel"',
+        )
     for layer in source.module._flatten_layers():
         if "bfloat16" in (layer.compute_dtype, layer.variable_dtype):
             raise _cannot(
@@ -128,7 +147,8 @@ def _check_onnx(source: Source) -> None:
 def _write_keras(source: Source, path: Path) -> tuple[str, ...]:
     with quiet():
         source.module.save(path)
-    return ()
+    modules = [name for name in own_modules(source.module) if name != "__main__"]
+    return (f"to load it, first import its classes: {', '.join(modules)}",) if modules else ()
 
 
 def _write_h5(source: Source, path: Path) -> tuple[str, ...]:
@@ -169,7 +189,8 @@ def _convert(source: Source, path: Path, backend: str, format: str) -> None:
     try:
         with quiet():
             source.module.save(between)
-        job = {"do": "convert", "file": str(between), "to": str(path), "format": format}
+        words = {"do": "convert", "file": str(between), "to": str(path), "format": format}
+        job = {**words, "imports": own_modules(source.module)}
         ask(job, list(calls.values())[:1], backend)
     except ChildError as error:
         raise _no_graph(source, format, error.line) from error

@@ -50,6 +50,12 @@ def check_ready(model: Any) -> None:
         )
 
 
+def own_modules(model: Any) -> list[str]:
+    """Where the classes of a model come from that are not Keras' own; ``__main__`` for a script or notebook."""
+    names = {type(each).__module__ for each in model._flatten_layers()}
+    return sorted(name for name in names if name.partition(".")[0] != "keras")
+
+
 def example_of(source: Source) -> Example | None:
     """The example of a source; made-up inputs where the model declares their shapes; None if there are neither."""
     return source.example if source.example is not None else made_up(source.module)

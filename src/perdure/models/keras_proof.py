@@ -23,6 +23,7 @@ from perdure.models.keras_model import (
     example_of,
     fingerprint,
     fingerprints,
+    own_modules,
     signature_of,
 )
 from perdure.models.keras_process import ChildError, Outputs, Worker, ask
@@ -38,6 +39,7 @@ def prove_keras(source: Source, path: Path) -> Parity:
     backend, calls, live = live_of(source)
     try:
         job = {"do": "keras", "file": str(path), "compile": path.suffix == ".keras"}
+        job |= {"imports": own_modules(source.module)}
         answer, outputs = ask(job, list(calls.values()), backend, _worker(source, backend))
     except ChildError as error:
         if any(word in error.message for word in _UNKNOWN_CLASS):
@@ -235,7 +237,7 @@ def keras_digest(source: Source) -> str:
     import keras
 
     model = source.module
-    if not all(type(layer).__module__.startswith("keras.") for layer in model._flatten_layers()):
+    if own_modules(model):
         return ""
     backend, _, live = live_of(source)
     outputs = [fingerprint(value) for batch in live.values() for value in batch.values()]
