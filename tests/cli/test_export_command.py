@@ -42,14 +42,16 @@ def net() -> nn.Sequential:
 class Trained:
     """A finished run, and what it left in memory."""
 
-    def __init__(self, root: Path | None = None, *, steps: int = 3) -> None:
+    def __init__(self, root: Path | None = None, *, averaged: bool = True, steps: int = 3) -> None:
         torch.manual_seed(1)
         self.model = net()
         self.swa = AveragedModel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
         with perdure.Run("digits", root, save_every="1 step", seed=0) as self.run:
-            self.run.track(model=self.model, swa=self.swa, optimizer=self.optimizer, scheduler=self.scheduler)
+            self.run.track(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler)
+            if averaged:
+                self.run.track(swa=self.swa)
             for _ in self.run.steps(steps):
                 self.optimizer.zero_grad()
                 self.model(torch.randn(8, 4)).square().mean().backward()
@@ -157,7 +159,7 @@ def test_files_of_a_checkpoint_from_elsewhere_go_below_our_own_folder_of_runs(tm
 
 
 def test_the_classic_dict_lets_a_hand_written_loop_go_on(tmp_path: Path) -> None:
-    trained = Trained()
+    trained = Trained(averaged=False)
     assert command("digits", "--format", "pth-classic", "--out", "out") == 0
     found = torch.load("out/digits-step-000000003-classic.pth", weights_only=True)
     live = trained.run.export("live", formats=["pth-classic"])["pth-classic"]
@@ -293,3 +295,42 @@ def test_published_files_are_listed_back_with_their_card(hub: Place, tmp_path: P
     assert hub.files["model.safetensors"] == Path("export/model.safetensors").read_bytes()
     assert "2 files" in done.stdout.splitlines()[-1]
     assert "hf_secret" not in done.stdout + done.stderr
+
+
+# ---------------------------------------------------------------- Keras
+
+
+KERAS_SCRIPT = """
+import keras
+
+
+def build_model():
+    layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+    return keras.Sequential(layers)
+"""
+KERAS_TRAINING = """
+import numpy as np, perdure, train
+model = train.build_model()
+model.compile("adam", "mse")
+model.fit(np.random.rand(20, 4), np.random.rand(20, 2), verbose=0)
+perdure.save("saved", model=model)
+inputs = np.random.rand(3, 4).astype("float32")
+np.savez("inputs.npz", inputs)
+print(abs(model.predict(inputs, verbose=0)).max())
+"""
+
+
+@pytest.mark.slow
+def test_a_keras_model_on_torch_comes_out_as_a_keras_file(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "train.py").write_text(KERAS_SCRIPT)
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    export = ["export", "saved", "--model", "train:build_model", "--example", "inputs.npz", "--format", "keras"]
+    said = []
+    for words in ([PERDURE[0], "-c", KERAS_TRAINING], [*PERDURE, *export, "--json"]):
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        said.append(json.loads(done.stdout))
+    (file,) = said[1]["models"][0]["files"]
+    assert (file["format"], file["path"]) == ("keras", "export/model.keras")
+    assert file["parity"]["tensors"] == 8
+    assert file["parity"]["outputs"][0]["scale"] == pytest.approx(said[0], rel=1e-3)
