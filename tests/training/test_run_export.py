@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import perdure
-from perdure.core.errors import CannotCarryError, ConfigError, DiskFullError
+from perdure.core.errors import CannotCarryError, ConfigError, DiskFullError, UnreadableError
 
 
 def trained(root: Path, **more) -> perdure.Run:
@@ -111,3 +111,14 @@ def test_any_model_is_exported_without_a_run(tmp_path: Path) -> None:
         perdure.export(model.state_dict(), tmp_path)
     with pytest.raises(ConfigError, match="stem of a file name"):
         perdure.export(model, tmp_path, "a/b")
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
+def test_a_model_without_shapes_and_a_folder_that_is_a_file_are_said_in_plain_words(tmp_path: Path) -> None:
+    with pytest.raises(
+        CannotCarryError, match=r"cannot hold weight: it has no shape yet(.|\n)*call the model once"
+    ):
+        perdure.export(nn.LazyLinear(3), tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UnreadableError, match="cannot be written to .*file"):
+        perdure.export(nn.Linear(2, 2), tmp_path / "file")

@@ -33,9 +33,8 @@ def make_twin(module: nn.Module) -> nn.Module:
     Raises:
         CannotCarryError: Python cannot copy something that the module holds.
     """
-    memo = _prepared(module)
     try:
-        twin = _copied(module, memo)
+        twin = _copied(module, _prepared(module))
     except Exception as error:
         raise CannotCarryError(
             f"the model cannot be copied for its graph: {error}",

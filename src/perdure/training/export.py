@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from perdure.core.errors import CannotCarryError, ConfigError
 from perdure.models.export import export_model, file_stem
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.live import as_example
-from perdure.training.world.modules import ModulePart
+from perdure.training.world.modules import ModulePart, is_lazy
 from perdure.training.world.world import World
 
 _LIBRARIES = (
@@ -96,9 +97,21 @@ def _check_examples(example: Any, names: Sequence[str]) -> None:
 
 
 def source_of(module: Any, example: Example | None, classic: Mapping[str, Any] | None = None) -> Source:
-    """A live model as the source of an export, its tensors by canonical name."""
+    """A live model as the source of an export, its tensors by canonical name.
+
+    Raises:
+        CannotCarryError: A tensor has no shape yet.
+    """
     if is_keras(module):
         return Source({}, module, example, framework="keras")
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if is_lazy(tensor):
+            raise CannotCarryError(
+                f"a model file cannot hold {name}: it has no shape yet",
+                path=name,
+                type_name=type(tensor).__name__,
+                hint="call the model once before it is exported",
+            )
     return Source(ModulePart("model", module).state_dict(), module, example, classic=classic or {})
 
 
