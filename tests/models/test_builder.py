@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,18 +220,18 @@ class Ramp(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.alpha, self.table = 0.0, {"x": 1.0}
+        self.alpha, self.own = 0.0, SimpleNamespace(shift=1.0)
         self.weight = nn.Parameter(torch.ones(2))
         self.register_buffer("hidden", torch.zeros(2), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weight * self.alpha + self.hidden + self.table["x"]
+        return x * self.weight * self.alpha + self.hidden + self.own.shift
 
     def get_extra_state(self) -> dict[str, float]:
-        return self.table
+        return {"shift": self.own.shift}
 
     def set_extra_state(self, state: dict[str, float]) -> None:
-        self.table = state
+        self.own.shift = state["shift"]
 
 
 def test_what_training_changed_beside_the_weights_goes_into_the_model_too() -> None:
@@ -238,7 +239,7 @@ def test_what_training_changed_beside_the_weights_goes_into_the_model_too() -> N
     with perdure.Run("ramp", "runs") as run:
         run.track(model=model)
         for _ in run.steps(1):
-            model.alpha, model.table["x"] = 0.5, 3.0
+            model.alpha, model.own.shift = 0.5, 3.0
             model.hidden += 2
     fresh = Ramp()
     fill(fresh, read_weights(Path("runs/ramp")).weights[0], "train:build_model")

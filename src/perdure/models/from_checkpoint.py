@@ -15,13 +15,12 @@ from perdure.checkpoint.search import find_checkpoints
 from perdure.core.errors import CheckpointError, ConfigError, CorruptError, FormatVersionError, NoCheckpointError
 from perdure.core.runs import did_you_mean
 from perdure.models.averages import Average, averages_of
-from perdure.models.saved import Form, Forms, Outline, SavedModule, number_in, outline_of, read_forms
+from perdure.models.remarks import remarks
+from perdure.models.saved import Forms, Outline, SavedModule, outline_of, read_forms
 from perdure.tensors.decoding import unflatten
 
 LIVE = "live"
 """What the weights that are trained are called, beside the averages of them."""
-
-_STATISTICS = ("running_mean", "running_var")
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,7 @@ def _live(checkpoint: Checkpoint, module: SavedModule, which: str = LIVE) -> Wei
 def _averaged(checkpoint: Checkpoint, chosen: Average | SavedModule) -> Weights:
     if isinstance(chosen, SavedModule):
         return _live(checkpoint, chosen, which=chosen.path)
-    notes = tuple(_notes(checkpoint, chosen))
+    notes = tuple(remarks(checkpoint, chosen))
     if chosen.of is None:
         return Weights(chosen.name, chosen.name, read_forms(checkpoint, chosen.complete), notes=notes)
     return _weights(checkpoint, chosen.of, chosen.name, chosen.complete, notes)
@@ -212,39 +211,3 @@ def _weights(
     read = read_forms(checkpoint, {"tensors": tensors, "hidden": module.hidden})
     beside = unflatten(module.beside, checkpoint.buffer)
     return Weights(module.path, which, **read, **beside, notes=notes)
-
-
-def _notes(checkpoint: Checkpoint, average: Average) -> list[str]:
-    notes = []
-    if average.counter is not None:
-        count = number_in(checkpoint, average.counter)
-        notes.append(f"{average.name} is averaged over {count} update{'' if count == 1 else 's'}")
-        if not count:
-            notes[-1] = f"{average.name} has averaged nothing yet: it is the model as it was when it was made"
-    borrowed = average.borrowed
-    if borrowed:
-        more = f" and {len(borrowed) - 5} more" if len(borrowed) > 5 else ""
-        shown = ", ".join(borrowed[:5]) + more
-        notes.append(f"{average.name} does not hold {shown}: taken from the live weights")
-    if _has_live_statistics(checkpoint, average):
-        notes.append(
-            f"the BatchNorm statistics in {average.name} are those of the live weights; "
-            "torch.optim.swa_utils.update_bn(loader, average) in the script measures its own"
-        )
-    return notes
-
-
-def _has_live_statistics(checkpoint: Checkpoint, average: Average) -> bool:
-    """Whether the statistics are bit for bit the live ones, though the weights are others."""
-    if average.of is None:
-        return False
-    digests = {entry.name: entry.digest for entry in checkpoint.manifest.entries}
-    live, held = average.of.tensors, average.complete
-    names = [name for name in live if name.rpartition(".")[2] in _STATISTICS]
-    same = [_digest(live[name], digests) == _digest(held[name], digests) for name in names]
-    moved = any(_digest(live[name], digests) != _digest(held[name], digests) for name in average.of.parameters)
-    return bool(same) and all(same) and moved
-
-
-def _digest(form: Form, digests: Mapping[str, str]) -> str | None:
-    return digests.get(form.entry or "")
