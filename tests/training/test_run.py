@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -400,5 +401,5 @@ def test_loaders_of_runs_that_are_still_referred_to_are_not_copied_again_by_the_
                     job.step(x)
         runs.append(run)
         counts.append(sum(issubclass(type(value), DataLoader) for value in gc.get_objects()))
-    steps = [after - before for before, after in zip(counts[1:], counts[2:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(counts[1:])]
     assert len(set(steps)) == 1 and steps[0] <= 3, counts

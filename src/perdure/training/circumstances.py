@@ -36,7 +36,7 @@ class AutocastWatch:
 
         @functools.wraps(plain)
         def enter(context: Any) -> Any:
-            if context.device != "cpu" and context._enabled:
+            if context._enabled:
                 self.seen = True
                 self.end()
             return plain(context)

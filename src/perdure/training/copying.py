@@ -49,6 +49,6 @@ def copy_time(batch: Any, device: torch.device) -> float | None:
         torch.cuda.synchronize(device)
         seconds = time.perf_counter() - began
         del copies
-    except RuntimeError:  # out of memory, or a card in trouble: the training itself will say so
+    except (RuntimeError, AssertionError):  # out of memory, or a card in trouble: the training will say so
         return None
     return seconds

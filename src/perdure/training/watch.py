@@ -123,10 +123,14 @@ class Watch:
         self.loop.waited(self._clock.monotonic() - began_s)
         if self._look_at_batch:
             self._look_at_batch = False
-            self.batch_devices = {tensor.device for tensor in tensors_in(batch)}
-            if self._on_card and self._first is not None:
-                self.loop.copied(copy_time(batch, self.device))
+            with self._never_fatal():
+                self._see(batch)
         return batch
+
+    def _see(self, batch: Any) -> None:
+        self.batch_devices = {tensor.device for tensor in tensors_in(batch)}
+        if self._on_card and self._first is not None:
+            self.loop.copied(copy_time(batch, self.device))
 
     def first_step_done(self, step: int, progress: Progress) -> None:
         """The first step of the session is done: from here on times mean something."""
@@ -216,7 +220,7 @@ class Watch:
         ]
         to_go_s = self._to_go_s(progress)
         if to_go_s is not None:
-            parts.append(f"done in about {format_duration(to_go_s)}")
+            parts.append(f"done in about {format_duration(_roughly(to_go_s))}")
         if math.isfinite(self._window.length_s):
             parts.append(f"the window closes in {format_duration(max(0.0, self._window.left_s))}")
         return "; ".join(parts)
@@ -308,3 +312,9 @@ class Watch:
 def _key(verdict: Verdict) -> str:
     """What it is about: its code, and the card where it is about one."""
     return f"{verdict.code} {verdict.evidence.get('card', '')}"
+
+
+def _roughly(seconds: float) -> float:
+    """To ten seconds, or to a minute where it is many."""
+    unit = 10 if seconds < 600 else 60
+    return float(max(unit, round(seconds / unit) * unit))
