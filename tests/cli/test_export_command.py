@@ -271,6 +271,15 @@ def test_the_help_loads_no_framework() -> None:
     assert "--input-shape" in done.stdout
 
 
+def test_without_torch_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; from perdure.cli.main import main; sys.exit(main(['export', 'x']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "error: perdure export needs torch, which is not installed\nhint: install PyTorch"
+    )
+
+
 # ---------------------------------------------------------------- publishing
 
 

@@ -12,7 +12,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 
 def remarks(checkpoint: Checkpoint, average: Average) -> list[str]:
-    """Of how many updates it is, what it does not hold, and whose statistics of BatchNorm it has; a sentence each."""
+    """Of how many updates it is, what it lacks, and whose statistics of BatchNorm it has; a sentence each."""
     notes = []
     if average.counter is not None:
         count = number_in(checkpoint, average.counter)
