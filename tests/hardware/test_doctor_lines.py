@@ -142,6 +142,10 @@ def test_it_prints_itself_as_lines() -> None:
     assert summary(MIXED) == "1 of 4 checks failed, 1 warning"
 
 
+def test_what_strangers_wrote_stays_on_its_line_and_steers_no_terminal() -> None:
+    assert str(Checkup((Check("a", "ok", "x\ny \x1b[2Jz"),))) == "ok       a  x y \\x1b[2Jz"
+
+
 def test_a_fix_is_said_once_and_that_of_a_note_is_a_hint() -> None:
     checkup = Checkup(
         (Check("a", "failed", "x", "do it"), Check("b", "failed", "y", "do it"), Check("c", "note", "z", "look"))

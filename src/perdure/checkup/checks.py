@@ -97,10 +97,15 @@ def lines(checkup: Checkup) -> list[str]:
     width = max((len(check.name) for check in checkup.checks), default=0)
     shown = []
     for check, remedy in with_remedies(checkup):
-        shown.append(f"{check.state:<8} {check.name:<{width}}  {check.fact}")
+        shown.append(f"{check.state:<8} {check.name:<{width}}  {one_line(check.fact)}")
         if remedy:
-            shown.append(f"{'':<8} {'':<{width}}  {remedy}")
+            shown.append(f"{'':<8} {'':<{width}}  {one_line(remedy)}")
     return shown
+
+
+def one_line(text: str) -> str:
+    """Without line breaks and control characters: names of files and words of drivers must not steer a terminal."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in " ".join(text.split()))
 
 
 def with_remedies(checkup: Checkup) -> Iterator[tuple[Check, str]]:
