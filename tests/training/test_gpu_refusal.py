@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
@@ -80,23 +80,55 @@ def test_b18_a_card_that_this_torch_has_no_code_for_is_named_with_the_build(cuda
     assert "GPU T4 x2" in error.hint
 
 
-def test_a_kernel_that_never_comes_back_is_refused_and_nothing_waits_for_it():
-    text = textwrap.dedent("""
-        import ctypes, sys, threading, torch
-        import perdure
-        from perdure.training import device, run
-        torch.version.cuda = "12.8"
-        device._try = lambda index: threading.Event().wait()           # a driver that never answers
-        run.choose_device = lambda *a: device.choose_device(*a, timeout_s=0.3)
-        libc = ctypes.CDLL(None)
-        libc.__cxa_atexit(libc.pause, None, None)                      # and its hook at the end neither
-        perdure.Run("job", accelerator="auto")
-    """)
-    command = [sys.executable, "-c", text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+DRIVER = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+static int said(const char *what) { fprintf(stderr, "driver: %s\\n", what); return 0; }
+int cuInit(unsigned flags) { said("init"); while (getenv("HANG")) pause(); return 0; }
+int cuDeviceGet(int *device, int index) { *device = 7; return said("get"); }
+int cuDevicePrimaryCtxRetain(void **context, int device) { return said(device == 7 ? "retain" : "other"); }
+int cuDevicePrimaryCtxRelease(int device) { return said("old release"); }
+int cuDevicePrimaryCtxRelease_v2(int device) { return said(device == 7 ? "release" : "other"); }
+"""
+
+SCRIPT = """
+import ctypes, torch
+import perdure
+from perdure.training import device, run
+torch.version.cuda = "12.8"                                     # it still sees no card
+run.choose_device = lambda *a: device.choose_device(*a, timeout_s=1.0)
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.pause, None, None)                      # a hook at the end of a process that hangs
+perdure.Run("job", accelerator="auto")
+libc._exit(0)
+"""
+
+
+def with_driver(folder, **environment):
+    """The script, beside a driver of CUDA that is compiled here."""
+    (folder / "driver.c").write_text(DRIVER)
+    library = folder / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "driver.c"], check=True)
+    told = {**os.environ, "LD_LIBRARY_PATH": str(folder), **environment}
+    command = [sys.executable, "-c", SCRIPT]
+    return subprocess.run(command, env=told, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_driver_that_never_answers_is_refused_and_nothing_waits_for_it(tmp_path):
+    done = with_driver(tmp_path, HANG="1")
     assert done.returncode == 1
-    assert "the first kernel on card 0 has not come back after 300 ms" in done.stderr
+    assert "driver: init" in done.stderr
+    assert "the first kernel on card 0 has not come back after 1 s" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("hint: ")
+
+
+def test_the_context_of_the_card_is_held_until_torch_has_it_and_then_let_go(tmp_path):
+    done = with_driver(tmp_path)
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("driver")] == [
+        "driver: init", "driver: get", "driver: retain", "driver: release",
+    ]  # fmt: skip
 
 
 def test_a_cpu_run_and_a_finished_run_ask_no_card(tmp_path, monkeypatch):

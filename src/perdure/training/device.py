@@ -162,4 +162,4 @@ def _opened_card(index: int) -> Iterator[None]:
         yield
     finally:
         if driver is not None and held:
-            driver.cuDevicePrimaryCtxRelease_v2(device)
+            getattr(driver, "cuDevicePrimaryCtxRelease_v2", driver.cuDevicePrimaryCtxRelease)(device)
