@@ -85,7 +85,12 @@ def _asked(facts: dict[str, object], path: Path) -> Asked:
 
 
 def accelerator_check(
-    required: str, asked: Asked, cards: Sequence[Card], environment: Mapping[str, str], platform: str
+    required: str,
+    asked: Asked,
+    cards: Sequence[Card],
+    environment: Mapping[str, str],
+    platform: str,
+    trouble_code: str = "no-cards",
 ) -> Check | None:
     """The line; None where nothing was asked for and no platform lends anything.
 
@@ -95,6 +100,7 @@ def accelerator_check(
         cards: The cards that can be used.
         environment: Where a TPU shows itself.
         platform: Where this is.
+        trouble_code: Why no card can be used, if none can.
     """
     if required:
         asked = Asked(required, "--require")
@@ -104,12 +110,12 @@ def accelerator_check(
     details = {"asked": asked.name, "where": asked.where, "given": given}
     wanted = ACCELERATORS.get(asked.name)
     if wanted is None:
-        return _any_card(asked, given, cards, platform, details)
+        return _any_card(asked, given, cards, fix(trouble_code, platform), details)
     if _fits(wanted, cards, environment):
         return Check("accelerator", "ok", f"{given}: {wanted.shown}, as asked", details=details)
     fact = f"asked for {wanted.shown} ({wanted.name}), got {given}"
     if not wanted.retired:
-        code = "not-given" if cards else "no-cards"
+        code = "not-given" if cards else trouble_code
         return Check("accelerator", "failed", fact, fix(code, platform), details)
     fact = f"{fact}: it cannot be had any more, since {wanted.retired}"
     instead = ACCELERATORS.get(wanted.instead)
@@ -119,11 +125,11 @@ def accelerator_check(
 
 
 def _any_card(
-    asked: Asked, given: str, cards: Sequence[Card], platform: str, details: Mapping[str, object]
+    asked: Asked, given: str, cards: Sequence[Card], remedy: str, details: Mapping[str, object]
 ) -> Check | None:
     if asked.name == GPU and not cards:
         fact = f"a GPU was asked for, got {given}"
-        return Check("accelerator", "failed", fact, fix("no-cards", platform), details)
+        return Check("accelerator", "failed", fact, remedy, details)
     if asked.note:
         fact = f"{given}; {asked.note} ({asked.where})"
         return Check("accelerator", "warning", fact, _name_it("NvidiaTeslaT4"), details)

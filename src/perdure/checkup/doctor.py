@@ -162,7 +162,8 @@ def _gpu_checks(how: Look, answers: Mapping[str, Any], promised: str, platform: 
     expected = "it is required" if is_card(how.required) else promised
     if not expected and platform == "kaggle" and is_card(asked.name):
         expected = f"asked for in {asked.where}"
-    given = accelerator_check(required, asked, there, how.environment, platform)
+    code = "nvml" if isinstance(cards, Unknown) else cards.trouble_code or "no-cards"
+    given = accelerator_check(required, asked, there, how.environment, platform, code)
     # a hosted session without a card is lent to those who forgot the switch, too
     may_lack = platform == "local" or bool(tpu(how.environment))
     driver = driver_check(cards, expected, platform, may_lack=may_lack)
