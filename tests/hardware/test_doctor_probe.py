@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hardware.doctoring import MODERN, P100, T4, on_card, player, torch_begins, torch_on
+from hardware.doctoring import MODERN, P100, T4, cards, on_card, player, torch_begins, torch_on
 from perdure.hardware.architectures import has_code_for
 from perdure.hardware.probe import CHILD, Probe, probe
+from perdure.testing.nvml import FakeNvml
 
 REAL_CHILD = [sys.executable, "-P", str(CHILD)]
 
@@ -220,6 +221,33 @@ def test_a_doctor_that_is_interrupted_leaves_nothing_behind(tmp_path, number: si
     out, _ = parent.communicate(timeout=60)
     assert (parent.returncode, out) == (130 if number == signal.SIGINT else -number, b"")
     assert gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "code", "states"),
+    [
+        ("pass", 0, {"torch": "ok", "gpu": "ok"}),
+        ("raise RuntimeError('CUDA error: no kernel image is available')", 1, {"torch": "failed", "gpu": "failed"}),
+    ],
+)
+def test_the_command_as_a_whole(fake_folder: Path, tmp_path: Path, kernel: str, code: int, states) -> None:
+    """The installed command, NVML by the loader, the real child; played are the card and torch."""
+    fake = FakeNvml(fake_folder)
+    fake.set(cards(P100))
+    environment = {**fake_torch(tmp_path, kernel), **fake.environment, "PERDURE_REACH": "off"}
+    for name in ("tensorflow", "keras"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')")
+    program = (
+        "import sys; from perdure.cli.main import main; sys.exit(main(['doctor', '--require', 'gpu', '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == code
+    assert {name: checks[name]["state"] for name in states} == states
+    assert checks["card 0"]["fact"] == "Tesla P100-PCIE-16GB, 17.2 GB, compute capability 6.0, cuda:0"
+    assert checks["keras"]["fact"] == (
+        "failed while importing keras: ImportError: libcudart.so.12: cannot open shared object file"
+    )
 
 
 def _written(path: Path) -> int:
