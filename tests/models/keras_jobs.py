@@ -13,6 +13,7 @@ import numpy as np
 from keras import layers
 
 import perdure
+import perdure.models.keras_files
 from perdure.core.errors import PerdureError
 from perdure.models.formats import FORMATS as FORMATS_OF_PERDURE
 from perdure.models.formats import Source
@@ -109,6 +110,24 @@ def classes(folder: Path) -> dict:
         "h5": tried(unknown, folder / "classes", "unknown", ["h5"], example=rows),
         "no example": tried(unknown, folder / "classes", "unknown", ["onnx"]),
     }
+
+
+def caught(folder: Path) -> dict:
+    """Files of a model that is no longer the live one."""
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
+    found = {}
+    for format in ("keras", "onnx"):
+        known = FORMATS_OF_PERDURE["keras", format]
+        path = folder / f"caught{known.suffix}"
+        known.write(Source({}, model, framework="keras"), path)
+        model.set_weights([weight + 1e-3 for weight in model.get_weights()])
+        source = Source({}, model, framework="keras")
+        try:
+            with source.closing:
+                found[format] = str(known.prove(source, path))
+        except PerdureError as error:
+            found[format] = str(error)
+    return found
 
 
 def refused(folder: Path) -> dict:

@@ -20,7 +20,7 @@ from perdure.models.card import find_entry
 from perdure.models.check import check_model
 
 BACKENDS = ("tensorflow", "torch")
-JOBS = ("all_formats", "classes", "refused", "names_and_state")
+JOBS = ("all_formats", "classes", "refused", "names_and_state", "caught")
 
 STRANGER = """
 import json, os, sys
@@ -160,6 +160,12 @@ def test_what_a_format_cannot_hold_is_said_with_the_one_that_can(made: Made) -> 
     assert found["pth"]["error"] == "ConfigError"
     assert "'keras' or 'h5'" in found["pth"]["words"]
     assert not list((made.folder / "refused").glob("m*"))
+
+
+@only_torch
+def test_a_file_of_other_weights_is_caught(made: Made) -> None:
+    assert "kernel: other bytes" in made["caught"]["keras"]
+    assert "answers otherwise than the live one" in made["caught"]["onnx"]
 
 
 @only_torch

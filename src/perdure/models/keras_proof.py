@@ -7,7 +7,7 @@ import io
 import json
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def prove_keras(source: Source, path: Path) -> Parity:
         if any(word in error.message for word in _UNKNOWN_CLASS):
             return _by_weights_alone(source, path, error)
         raise _cannot_load(source, path, error) from error
-    problems = _unequal("weight", fingerprints(source.module.weights), answer["weights"])
+    problems = _unequal("weight", source.module.weights, answer["weights"])
     if path.suffix == ".keras":
         problems += _unequal("optimizer variable", _optimizer(source.module), answer["optimizer"])
     _refuse(path, problems)
@@ -110,16 +110,20 @@ def _note(calls: Mapping[int, Call]) -> str:
     return "" if calls else "no forward pass: the model declares no shapes and there was no example"
 
 
-def _optimizer(model: Any) -> list[str]:
+def _optimizer(model: Any) -> list[Any]:
     optimizer = getattr(model, "optimizer", None)
-    return fingerprints(optimizer.variables) if optimizer is not None else []
+    return list(optimizer.variables) if optimizer is not None else []
 
 
-def _unequal(what: str, ours: list[str], theirs: list[str]) -> list[str]:
-    if len(ours) != len(theirs):
-        return [f"{len(theirs)} {what}s came back, {len(ours)} were written"]
-    pairs = enumerate(zip(ours, theirs, strict=True))
-    return [f"{what} {index}: {was} became {now}" for index, (was, now) in pairs if was != now]
+def _unequal(what: str, variables: Sequence[Any], theirs: Sequence[str]) -> list[str]:
+    if len(variables) != len(theirs):
+        return [f"{len(theirs)} {what}s came back, {len(variables)} were written"]
+    lines = []
+    for variable, was, now in zip(variables, fingerprints(variables), theirs, strict=True):
+        kinds = was.rpartition(" ")[0], now.rpartition(" ")[0]
+        if was != now:
+            lines.append(f"{variable.path}: " + ("other bytes" if len(set(kinds)) == 1 else " became ".join(kinds)))
+    return lines
 
 
 def _refuse(path: Path, problems: list[str]) -> None:
@@ -241,6 +245,6 @@ def keras_digest(source: Source) -> str:
         return ""
     backend, _, live = live_of(source)
     outputs = [fingerprint(value) for batch in live.values() for value in batch.values()]
-    numbers = [*fingerprints(model.weights), *_optimizer(model), *outputs]
+    numbers = [*fingerprints([*model.weights, *_optimizer(model)]), *outputs]
     parts = [keras.__version__, backend, model.to_json(), *numbers]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
