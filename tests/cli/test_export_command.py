@@ -92,6 +92,7 @@ def test_a_run_gives_the_very_files_that_the_live_run_gives(tmp_path: Path, caps
         assert "proved in a fresh process, 9 tensors bit for bit" in line
         assert path.read_bytes() == live[format]
     assert "model: live weights of step 3" in captured.err
+    assert "proved" not in captured.err  # said once, on stdout
     assert "the checkpoint also holds an average of model, left out: --average swa" in captured.err
     assert names_in(tmp_path / "out") == CARD | {"digits-step-000000003.pth", "digits-step-000000003.safetensors"}
     assert command("digits", "--average", "swa", "--format", "pth", "--out", tmp_path / "swa") == 0
@@ -163,7 +164,10 @@ def test_the_classic_dict_lets_a_hand_written_loop_go_on(tmp_path: Path) -> None
     assert command("digits", "--format", "pth-classic", "--out", "out") == 0
     found = torch.load("out/digits-step-000000003-classic.pth", weights_only=True)
     live = trained.run.export("live", formats=["pth-classic"])["pth-classic"]
-    assert list(found) == list(torch.load(live, weights_only=True))
+    of_live = torch.load(live, weights_only=True)
+    assert list(found) == list(of_live)
+    assert found["optimizer_state_dict"]["param_groups"] == of_live["optimizer_state_dict"]["param_groups"]
+    assert list(found["optimizer_state_dict"]["state"]) == list(of_live["optimizer_state_dict"]["state"])
     assert (found["epoch"], found["step"], found["metrics"]) == (0, 3, {"loss": 0.25})
     model = net()
     model.load_state_dict(found["model_state_dict"])
