@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from hardware.doctoring import MODERN, P100, T4, cards, on_card, player, torch_begins, torch_on
 from perdure.hardware.architectures import has_code_for
-from perdure.hardware.probe import CHILD, Probe, probe
+from perdure.hardware.probe import CHILD, probe
+from perdure.hardware.probed import Probe
 from perdure.testing.nvml import FakeNvml
 
 REAL_CHILD = [sys.executable, "-P", str(CHILD)]

@@ -158,6 +158,16 @@ def test_b67_torch_sees_the_card_and_tensorflow_does_not(fake, tmp_path) -> None
     assert checkup.ok
 
 
+def test_a_broken_tensorflow_beside_a_torch_that_is_fine_fails_nobody(fake, tmp_path) -> None:
+    broken = [{"installed": True, "stage": "importing tensorflow"}, "exit 1"]
+    none = Scene(init_error=NO_LIBRARY)
+    checkup = examine(fake, tmp_path, none, {"torch": CPU_TORCH, "tensorflow": broken}, smi=False)
+    assert troubles(checkup) == {"tensorflow": "warning"}
+    assert checkup["tensorflow"].fact == "ended with exit code 1 while importing tensorflow: the reason"
+    alone = examine(fake, tmp_path, none, {"tensorflow": broken}, smi=False)
+    assert troubles(alone) == {"tensorflow": "failed"}
+
+
 def test_b67_tensorflow_alone_that_sees_no_card_is_a_failure(fake, tmp_path) -> None:
     played = {"tensorflow": tensorflow_on(build=""), "keras": keras_on("CPU:0")}
     checkup = examine(fake, tmp_path, cards(T4), played)

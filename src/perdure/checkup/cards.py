@@ -12,7 +12,7 @@ from perdure.core.intervals import format_bytes
 from perdure.hardware.cards import Card, Cards
 from perdure.hardware.fixes import fix
 from perdure.hardware.known import precision
-from perdure.hardware.probe import Probe
+from perdure.hardware.probed import Probe
 
 ABSENT = frozenset({"no-library", "no-driver", "no-cards"})
 """Codes of a machine that may simply have no card."""

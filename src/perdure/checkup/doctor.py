@@ -10,19 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from perdure.checkup.accelerator import (
-    GPU,
-    Asked,
-    accelerator_check,
-    asked_in_metadata,
-    check_required,
-    is_card,
-    tpu,
-)
-from perdure.checkup.cards import card_checks, driver_check, precision_checks, unwatched, usable
+from perdure.checkup.accelerator import Asked, asked_in_metadata, check_required
 from perdure.checkup.checks import Check, Checkup
-from perdure.checkup.frameworks import framework_checks
 from perdure.checkup.gather import Question, Unknown, gather
+from perdure.checkup.gpu import gpu_checks
 from perdure.checkup.inputs import checkpoints_check, inputs_check, look_at_inputs
 from perdure.checkup.internet import Reached, address_of, internet_check, reach
 from perdure.checkup.machine import cores_check, look_at_disk, memory_check, shared_memory_check, unknown_check
@@ -31,10 +22,11 @@ from perdure.core.clock import SystemClock
 from perdure.core.limits import Window
 from perdure.core.settings import Settings
 from perdure.hardware import host
-from perdure.hardware.cards import Card, read_cards
-from perdure.hardware.fixes import fix
-from perdure.hardware.probe import FRAMEWORKS, IMPORT_LIMIT_S, STAGE_LIMIT_S, Probe, probe
+from perdure.hardware.cards import read_cards
+from perdure.hardware.probe import FRAMEWORKS, IMPORT_LIMIT_S, STAGE_LIMIT_S, probe
+from perdure.hardware.probed import Probe
 from perdure.platforms.detect import detect, session_started_s
+from perdure.platforms.place import Place
 
 LOOK_LIMIT_S = 20.0
 """How long anything but a framework may take: a broken driver or a mount that is gone may never answer."""
@@ -109,7 +101,7 @@ def look(how: Look) -> Checkup:
         python_check(),
         window_check(Window(clock, session_started_s(place, settings), _length_s(limits.window_s))),
         clock_check(begun, Instant.now(clock)),
-        *_gpu_checks(how, answers, place.gpu_promised, place.platform),
+        *_gpu_checks(how, answers, place),
         *_machine_checks(answers),
         *_input_checks(answers, folders),
         internet_check(answers["internet"], place.platform),
@@ -152,60 +144,13 @@ def _stopped_at_the_end() -> Iterator[threading.Event]:
         stop.set()
 
 
-def _gpu_checks(how: Look, answers: Mapping[str, Any], promised: str, platform: str) -> list[Check]:
-    cards, probes = answers["cards"], answers["probes"]
+def _gpu_checks(how: Look, answers: Mapping[str, Any], place: Place) -> list[Check]:
+    asked, probes = answers["asked"], answers["probes"]
+    if isinstance(asked, Unknown):
+        asked = Asked()
     if isinstance(probes, Unknown):
         probes = {name: Probe(name, trouble=probes.why, trouble_code="error") for name in how.frameworks}
-    there = usable(cards)
-    asked = answers["asked"] if isinstance(answers["asked"], Asked) else Asked()
-    required = "" if how.required == GPU else how.required
-    expected = "it is required" if is_card(how.required) else promised
-    if not expected and platform == "kaggle" and is_card(asked.name):
-        expected = f"asked for in {asked.where}"
-    code = "nvml" if isinstance(cards, Unknown) else cards.trouble_code or "no-cards"
-    given = accelerator_check(required, asked, there, how.environment, platform, code)
-    # a hosted session without a card is lent to those who forgot the switch, too
-    may_lack = platform == "local" or bool(tpu(how.environment))
-    driver = driver_check(cards, expected, platform, may_lack=may_lack)
-    works = any(probe.works for probe in probes.values())
-    if works and driver.state in ("failed", "warning"):
-        driver = unwatched(
-            driver, rocm=any(each.works and each.build.startswith("ROCm") for each in probes.values())
-        )
-    checks = [driver, *card_checks(cards, platform), *([given] if given else [])]
-    checks += framework_checks(probes, there, platform)
-    checks.append(gpu_check(checks, probes, there, expected, platform))
-    return checks + (precision_checks(cards, probes.get("torch")) if works else [])
-
-
-def gpu_check(
-    checks: Sequence[Check], probes: Mapping[str, Probe], cards: Sequence[Card], expected: str, platform: str
-) -> Check:
-    """The sum of it: whether a training can use a card.
-
-    Args:
-        checks: The lines so far; the fix of the first that failed is the fix.
-        probes: What frameworks answered.
-        cards: The cards that should be seen.
-        expected: Why a card is expected here; empty if none is.
-        platform: Where this is.
-    """
-    works = [name for name, each in probes.items() if each.works]
-    details = {"works": works, "expected": expected}
-    if works:
-        return Check("gpu", "ok", f"works in {', '.join(works)}", details=details)
-    if not cards and not expected:
-        return Check("gpu", "note", "none: training runs on the CPU", details=details)
-    if cards and not any(each.installed or each.trouble for each in probes.values()):
-        fact, remedy = (
-            "there is a card and no framework that could use it",
-            "install PyTorch: pytorch.org/get-started",
-        )
-        return Check("gpu", "failed" if expected else "warning", fact, remedy, details)
-    why = f" ({expected})" if expected else ""
-    fact = f"no framework computes on a card{why}: training would run on the CPU"
-    remedies = [check.fix for check in checks if check.state == "failed" and check.fix]
-    return Check("gpu", "failed", fact, remedies[0] if remedies else fix("no-cards", platform), details)
+    return gpu_checks(how.required, how.environment, place, asked, answers["cards"], probes)
 
 
 def _machine_checks(answers: Mapping[str, Any]) -> list[Check]:

@@ -12,7 +12,7 @@ from perdure.core.intervals import format_duration
 from perdure.hardware.architectures import has_code_for
 from perdure.hardware.cards import Card
 from perdure.hardware.fixes import fix
-from perdure.hardware.probe import Probe, ProbedDevice
+from perdure.hardware.probed import Probe, ProbedDevice
 
 _NAMES = {"torch": "torch", "tensorflow": "TensorFlow", "keras": "Keras"}
 _NO_CODE = ("no kernel image", "NoKernelImage", "not compatible with the current PyTorch")
@@ -22,7 +22,7 @@ _NO_MEMORY = ("out of memory", "OutOfMemory", "ResourceExhausted")
 def framework_checks(probes: Mapping[str, Probe], cards: Sequence[Card], platform: str) -> list[Check]:
     """A line for each framework.
 
-    A framework that cannot use a card is a failure if no other can; beside one that can it is a warning. torch is
+    A framework that does not work is a failure if no other does; beside one that is fine it is a warning. torch is
     what ``perdure.Run`` trains with, so it always counts.
 
     Args:
@@ -30,14 +30,15 @@ def framework_checks(probes: Mapping[str, Probe], cards: Sequence[Card], platfor
         cards: The cards that should be seen.
         platform: Where this is.
     """
-    works = {name for name, probe in probes.items() if probe.works}
-    checks = []
-    for name, probe in probes.items():
-        check = _keras_check(probe, probes, cards, platform) if name == "keras" else _check(probe, cards, platform)
-        if check.state == "failed" and name != "torch" and works - {name}:
-            check = replace(check, state="warning")
-        checks.append(check)
-    return checks
+    checks = {
+        name: _keras_check(probe, probes, cards, platform) if name == "keras" else _check(probe, cards, platform)
+        for name, probe in probes.items()
+    }
+    fine = {name for name, check in checks.items() if check.state == "ok" and name != "keras"}
+    return [
+        replace(check, state="warning") if check.state == "failed" and name != "torch" and fine else check
+        for name, check in checks.items()
+    ]
 
 
 def _check(probe: Probe, cards: Sequence[Card], platform: str) -> Check:
