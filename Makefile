@@ -1,8 +1,9 @@
 # The doors of the repository. Each does its own set-up, once, in .venv:
 #
-#   make test    the fast tests
-#   make demo    a real training run, killed twice, proved identical
-#   make check   ruff, mypy, import-linter
+#   make test       the fast tests
+#   make demo       a real training run, killed twice, proved identical
+#   make check      ruff, mypy, import-linter
+#   make gpu-check  the tests that need a real card; the torch of this environment must be built for it
 #
 # PYTHON=python3.12 chooses the interpreter.
 
@@ -12,7 +13,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check test demo clean
+.PHONY: help setup check test demo gpu-check clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -36,6 +37,10 @@ check: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+gpu-check: $(READY)
+	$(BIN)/perdure doctor --require gpu
+	$(BIN)/python -m pytest -m gpu -rs
 
 demo: $(READY)
 	@$(BIN)/perdure demo

@@ -61,7 +61,7 @@ def _client() -> Any:
         _ = kagglehub.clients.build_kaggle_client, model_api_service
     except (ImportError, AttributeError) as error:
         raise MissingExtraError(
-            f"publishing to Kaggle needs kagglehub 0.4 or newer: {error}", hint="pip install -U 'perdure[publish]'"
+            f"publishing to Kaggle needs kagglehub 1.0 or newer: {error}", hint="pip install -U 'perdure[publish]'"
         ) from error
     return kagglehub
 
