@@ -18,7 +18,8 @@ from perdure.core.errors import PerdureError
 from perdure.models.formats import FORMATS as FORMATS_OF_PERDURE
 from perdure.models.formats import Source
 from perdure.models.keras_model import fingerprints
-from perdure.models.keras_proof import live_of, stored_fingerprints
+from perdure.models.keras_proof import live_of
+from perdure.models.keras_stored import stored_fingerprints
 
 FORMATS = ("keras", "h5", "savedmodel", "onnx")
 

@@ -15,7 +15,7 @@ import pytest
 
 from perdure.cli.main import main
 from perdure.core.errors import CorruptError, UnsafeFileError
-from perdure.models import keras_process
+from perdure.models import keras_process, keras_worker
 from perdure.models.card import find_entry
 from perdure.models.check import check_model
 
@@ -265,8 +265,8 @@ def _empty_h5(folder: Path) -> bytes:
 
 def test_a_process_that_dies_or_hangs_is_an_error_in_words(tmp_path: Path, monkeypatch) -> None:
     script = tmp_path / "child.py"
-    monkeypatch.setattr(keras_process, "_SCRIPT", script)
-    monkeypatch.setattr(keras_process, "LIMIT_S", 0.5)
+    monkeypatch.setattr(keras_worker, "_SCRIPT", script)
+    monkeypatch.setattr(keras_worker, "LIMIT_S", 0.5)
     script.write_text("import os, signal; input(); os.kill(os.getpid(), signal.SIGSEGV)")
     with pytest.raises(CorruptError, match="died of SIGSEGV"):
         keras_process.ask({"do": "keras", "file": "m.keras"}, [], "torch")

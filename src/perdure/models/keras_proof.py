@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +24,9 @@ from perdure.models.keras_model import (
     own_modules,
     signature_of,
 )
-from perdure.models.keras_process import ChildError, Outputs, Worker, ask
+from perdure.models.keras_process import ChildError, Outputs, ask
+from perdure.models.keras_stored import stored_fingerprints
+from perdure.models.keras_worker import Worker
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest accepted difference, as a part of the largest output: other kernels, and fused ones, round otherwise."""
@@ -185,45 +185,6 @@ def _by_weights_alone(source: Source, path: Path, error: ChildError) -> Parity:
         "with keras.saving.register_keras_serializable() and import it before loading"
     )
     return Parity("h5py", len(source.module.weights), note=note)
-
-
-def stored_fingerprints(path: Path) -> list[str]:
-    """Fingerprints of all arrays in a ``.keras`` or ``.h5`` file, without building a model."""
-    return [fingerprint(value) for value in stored_arrays(path).values()]
-
-
-def stored_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All arrays in a ``.keras``, ``.h5`` or ``.weights.h5`` file by their path in it.
-
-    Raises:
-        OSError: It is no HDF5 file, or a damaged one.
-        zipfile.BadZipFile: It is no zip file, or a damaged one.
-        KeyError: The archive holds no weights.
-    """
-    import h5py
-
-    file: Any = path
-    if path.suffix == ".keras":
-        with zipfile.ZipFile(path) as archive:
-            file = io.BytesIO(archive.read("model.weights.h5"))
-    found: dict[str, np.ndarray[Any, Any]] = {}
-
-    def visit(name: str, value: Any) -> None:
-        if isinstance(value, h5py.Dataset):
-            found[name] = _stored(value)
-
-    with h5py.File(file, "r") as tree:
-        tree.visititems(visit)
-    return found
-
-
-def _stored(value: Any) -> np.ndarray[Any, Any]:
-    stored = np.asarray(value[()])
-    if stored.dtype.kind == "V" and value.attrs.get("dtype") == "bfloat16":
-        import ml_dtypes
-
-        return stored.view(ml_dtypes.bfloat16)
-    return stored
 
 
 def _cannot_load(source: Source, path: Path, error: ChildError) -> CannotCarryError:

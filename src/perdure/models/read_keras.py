@@ -15,7 +15,7 @@ from perdure.models.contents import Contents, Forward, damaged, not_safe
 from perdure.models.formats import Example, Port, Signature
 from perdure.models.keras_model import Call
 from perdure.models.keras_process import ChildError, ask
-from perdure.models.keras_proof import stored_arrays
+from perdure.models.keras_stored import stored_arrays
 from perdure.models.zips import check_zip
 
 _PYTHON_OPERATORS = (b"PyFunc", b"EagerPyFunc", b"PyFuncStateless")

@@ -23,7 +23,6 @@ _MODEL_KEYS = ("model_state_dict", "model", "state_dict", "net", "net_state_dict
 Tensors = list[tuple[str, torch.Tensor]]
 
 _WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod)\.")
-_OLD_TORCH = "the safe loader of torch before 2.6 has a known hole (CVE-2025-32434): use a newer one"
 _NO_CHECKSUMS = "this old format of torch has no checksums, so damage in the numbers would not show"
 
 
@@ -41,8 +40,6 @@ def read_pth(path: Path, trust: bool) -> Contents:
     names = [name for name, _ in tensors]
     if any(_WRAPPERS.search(name) for name in names):
         notes += ("names begin with module. or _orig_mod., as DataParallel and torch.compile make them",)
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
-        notes += (_OLD_TORCH,)
     safety = "tensors and plain values only" if safe else "it was loaded as a pickle that may run code, as trusted"
     return Contents(what, safety, tensors, safe, main, facts=facts, notes=notes)
 

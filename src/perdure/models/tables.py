@@ -74,7 +74,8 @@ def _row(name: str, tensor: torch.Tensor) -> tuple[Row, str]:
     if tensor.is_floating_point() or tensor.is_complex():
         for chunk in flat.split(_CHUNK):
             wide = chunk.float() if chunk.dtype.itemsize == 1 else chunk  # torch cannot ask 8 bit types
-            nan, inf = nan + int(wide.isnan().sum()), inf + int(wide.isinf().sum())
+            if not bool(wide.isfinite().all()):
+                nan, inf = nan + int(wide.isnan().sum()), inf + int(wide.isinf().sum())
     return Row(name, dtype, shape, flat.numel(), flat.nbytes, nan, inf), _mark(flat, dtype, shape)
 
 
