@@ -14,6 +14,7 @@ from perdure.models.export import export_model
 from perdure.models.formats import Facts, Source
 from perdure.models.proof import Prover
 from perdure.models.records import RECORDS
+from perdure.models.workplace import put_in_place
 from perdure.testing.faults import FileEvent, Outcome, file_events, have_strace, run_with_fault
 
 pytestmark = pytest.mark.skipif(not have_strace(), reason="needs strace")
@@ -104,3 +105,28 @@ def test_a_full_disk_at_any_file_event_is_said_and_leaves_whole_files(bench):
         bench.assert_each_file_is_whole()
         assert [path for path in bench.folder.iterdir() if path.name.startswith(".export")] == [], event
         bench.assert_goes_on()
+
+
+def test_a_file_never_stands_beside_the_companion_of_another(tmp_path):
+    """A large ONNX file and its weights: two renames, and a kill in between."""
+    main, weights, work = tmp_path / "m.onnx", tmp_path / "m.onnx.data", tmp_path / "work"
+
+    def put_back():
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        for path, text in {main: "old", weights: "old"}.items():
+            path.write_text(text)
+            (work / path.name).write_text("new")
+
+    def action():
+        put_in_place(work / main.name, [work / weights.name], tmp_path)
+
+    put_back()
+    events = file_events(action, tmp_path / "log")
+    seen = set()
+    for event in events:
+        put_back()
+        assert run_with_fault(action, event, "signal=SIGKILL").status == "killed"
+        assert not main.exists() or main.read_text() == weights.read_text(), event
+        seen.add(main.read_text() if main.exists() else "none")
+    assert seen == {"old", "none", "new"}

@@ -105,13 +105,36 @@ def test_a_graph_that_computes_something_else_is_refused_with_the_largest_differ
 
 
 class Noisy(nn.Linear):
+    """Draws numbers and counts its calls, also in eval mode."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("calls", torch.zeros(1))
+
     def forward(self, x):
+        self.calls += 1
         return super().forward(x) + torch.rand(1)
 
 
 def test_a_model_that_draws_random_numbers_in_eval_is_told_so(tmp_path: Path, source) -> None:
     with pytest.raises(CorruptError, match="gives other numbers each time"):
-        export(source(Noisy(2, 2), torch.ones(2, 2)), tmp_path, "pt2")
+        export(source(Noisy(), torch.ones(2, 2)), tmp_path, "pt2")
+
+
+def test_a_model_that_writes_into_its_buffers_is_compared_as_it_was(tmp_path: Path, source) -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(2, 2)
+            self.register_buffer("calls", torch.full((1,), 7.0))
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    model = Counting()
+    for made in export(source(model, torch.ones(2, 2)), tmp_path, "pth", "pt2", "onnx"):
+        assert made.parity.batches == (2, 1, 3)
+    assert torch.load(tmp_path / "m.pth", weights_only=True)["calls"] == model.calls == 7
 
 
 # -------------------------------------------------------------------- it disturbs nothing
@@ -124,8 +147,7 @@ def test_an_export_in_the_middle_of_a_training_changes_nothing_of_it(tmp_path: P
         np.random.seed(3)
         model = Convolutions(norm=True)
         model.conv.eval()  # a mode of its own
-        calls: list[int] = []
-        model.head.register_forward_hook(lambda *_: calls.append(1))
+        noisy = Noisy()
         optimizer = torch.optim.Adam(model.parameters())
         for step in range(4):
             optimizer.zero_grad()
@@ -133,9 +155,10 @@ def test_an_export_in_the_middle_of_a_training_changes_nothing_of_it(tmp_path: P
             loss.backward()
             if exports and step == 1:
                 export(source(model, torch.ones(1, 3, 8, 8)), tmp_path, "pth", "pt2")
+                export(source(noisy, torch.ones(1, 2)), tmp_path, "pth")
             optimizer.step()
         assert [m.training for m in (model, model.conv, model.norm, model.drop)] == [True, False, True, True]
-        return [*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.rand(1)]
+        return [*model.state_dict().values(), noisy.calls, *(p.grad for p in model.parameters()), torch.rand(1)]
 
     straight, exported = train(False), train(True)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(straight, exported, strict=True))
@@ -210,6 +233,10 @@ def test_a_batch_that_the_model_fixes_is_said(tmp_path: Path, source) -> None:
     assert made.notes == ("the graph takes batches of 4 only: the model or torch.export fixes their size",)
     assert made.parity.batches == (4,)
 
+    steps_first = nn.GRU(2, 2)  # its first axis is time; the live model takes any, the graph does not
+    made = export(source(steps_first, (torch.ones(5, 3, 2), torch.zeros(1, 3, 2))), tmp_path, "pth", "pt2")
+    assert [each.parity.batches for each in made] == [(5,), (5,)]
+
 
 class AnyInputs(nn.Linear):
     def forward(self, *args, times=1, **kwargs):
@@ -252,6 +279,7 @@ def test_graphs_hold_no_data_of_the_user_and_no_paths_of_the_machine(tmp_path: P
         data = made.path.read_bytes()
         assert str(Path(__file__).parent).encode() not in data, made.format
         assert b"zoo.py" not in data
+        assert b"pkg.torch" not in data, "what the exporter notes of itself"
         assert secret[:1, 0, 0].numpy().tobytes() not in data
 
 

@@ -119,10 +119,14 @@ def _graph_with(job: dict[str, Any], weights: dict[str, Any]) -> Any:
 
 def _runner(program: Any) -> Any:
     module = program.module()
+    fresh = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
     def run(args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         with torch.no_grad():
-            return [leaf for leaf in _leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            outputs = [leaf for leaf in _leaves(module(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+            for name, buffer in module.named_buffers():  # models may count their calls: each batch is the first
+                buffer.copy_(fresh[name])
+        return outputs
 
     return run
 

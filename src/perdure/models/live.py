@@ -162,7 +162,8 @@ def run_twin(
         (tuple(example.args), dict(example.kwargs)),
     )
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        found = torch.func.functional_call(twin, dict(weights or {}), tuple(args), kwargs)
+        own = {name: buffer.clone() for name, buffer in twin.named_buffers()}  # a model may write into them too
+        found = torch.func.functional_call(twin, {**own, **(weights or {})}, tuple(args), kwargs)
         return {name: tensor.detach().clone() for name, tensor in named_outputs(found).items()}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def external(source: Source) -> bool:
 def _write(source: Source, path: Path) -> tuple[str, ...]:
     graph = graph_of(source)
     program = _converted(source)
-    for value in (*program.model.graph.inputs, *program.model.graph.outputs):
+    for value in _values(program.model.graph):
         _name_axes(value)
     _forget_this_machine(program.model)
     program.save(path, external_data=external(source))
@@ -103,15 +104,21 @@ def _name_axes(value: Any) -> None:
                 value.shape[index] = re.sub(r"\bs\d+\b", AXIS, str(size.value))
 
 
+def _values(graph: Any) -> Iterator[Any]:
+    """Everything in a graph that has a name and a shape."""
+    yield from graph.inputs
+    yield from graph.initializers.values()
+    for node in graph:
+        yield from node.outputs
+
+
 def _forget_this_machine(model: Any) -> None:
-    """Take away the stack traces, which hold paths and lines of the user's code."""
-    for graph in (model.graph, *(function.graph for function in model.functions.values())):
-        graph.metadata_props.clear()
-        for node in graph:
-            node.metadata_props.clear()
-            node.doc_string = None
-            for value in node.outputs:
-                value.metadata_props.clear()
+    """Take away what the exporter notes of itself: stack traces with paths and lines of code, names of classes."""
+    graphs = [model.graph, *(function.graph for function in model.functions.values())]
+    for graph in graphs:
+        for thing in (graph, *graph, *_values(graph)):
+            thing.metadata_props.clear()
+            thing.doc_string = None
     model.metadata_props.clear()
 
 
