@@ -79,13 +79,22 @@ def all_formats(folder: Path) -> dict:
     before, generators = fingerprints([*model.weights, *model.optimizer.variables]), world()
     paths = perdure.export(model, folder / "all", "mixed", formats=FORMATS)
     same = fingerprints([*model.weights, *model.optimizer.variables]) == before and world() == generators
+    times = [Path(path).stat().st_mtime_ns for path in paths.values()]
+    again = perdure.export(model, folder / "all", "mixed", formats=FORMATS)  # nothing is made again
+    kept = times == [Path(path).stat().st_mtime_ns for path in again.values()]
     inputs, _ = batch()
     np.savez(folder / "inputs.npz", **inputs)
     np.savez(folder / "outputs.npz", **{k: np.asarray(v) for k, v in model.predict(inputs, verbose=0).items()})
     again = keras.saving.load_model(paths["keras"])
     equal = before == fingerprints([*again.weights, *again.optimizer.variables])
     steps = int(np.asarray(keras.ops.convert_to_numpy(again.optimizer.iterations)))
-    return {"paths": {k: str(v) for k, v in paths.items()}, "same": same, "equal": equal, "steps": steps}
+    return {
+        "paths": {k: str(v) for k, v in paths.items()},
+        "same": same,
+        "equal": equal,
+        "steps": steps,
+        "kept": kept,
+    }
 
 
 def tried(model: keras.Model, folder: Path, name: str, formats, **more) -> dict:

@@ -101,6 +101,10 @@ def test_every_variable_of_the_optimizer_and_its_count_are_in_a_keras_file(made:
     assert made["all_formats"]["equal"]
 
 
+def test_a_file_that_is_there_and_proved_is_not_made_again(made: Made) -> None:
+    assert made["all_formats"]["kept"]
+
+
 def test_stdout_stays_clean(made: Made) -> None:
     assert made.stdout == ""
 
@@ -237,15 +241,43 @@ def test_a_flipped_bit_is_an_error(made: Made, tmp_path: Path) -> None:
 LAMBDA = {"class_name": "Lambda", "config": {"name": "sly", "function": {"class_name": "__lambda__", "config": {}}}}
 
 
-def test_python_code_in_a_keras_file_needs_trust(tmp_path: Path) -> None:
-    path = tmp_path / "m.keras"
+def described(folder: Path, *layers: dict) -> Path:
+    """A .keras file of these layers, without weights."""
+    import h5py
+
+    path = folder / "m.keras"
+    with h5py.File(folder / "empty.h5", "w"):
+        pass
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("metadata.json", '{"keras_version": "3.0.0"}')
-        archive.writestr("config.json", json.dumps({"class_name": "Sequential", "config": {"layers": [LAMBDA]}}))
-        archive.writestr("model.weights.h5", _empty_h5(tmp_path))
+        archive.writestr("config.json", json.dumps({"class_name": "Sequential", "config": {"layers": layers}}))
+        archive.write(folder / "empty.h5", "model.weights.h5")
+    return path
+
+
+def test_python_code_in_a_keras_file_needs_trust(tmp_path: Path) -> None:
+    path = described(tmp_path, LAMBDA)
     with pytest.raises(UnsafeFileError, match="its layer sly is a Lambda with Python code"):
         check_model(path)
     assert not check_model(path, trust=True).safe
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        ({"module": "evil", "class_name": "Layer", "config": {}}, "evil.Layer"),
+        ({"module": "builtins", "class_name": "function", "config": "exec"}, "builtins.exec"),
+        ({"module": "keras.utils", "class_name": "function", "config": "get_file"}, "keras.utils.get_file"),
+        ({"class_name": "Net", "registered_name": "own>Net", "config": {}}, "own>Net"),
+    ],
+)
+def test_nothing_outside_of_keras_is_imported_for_a_stranger(tmp_path: Path, layer: dict, name: str) -> None:
+    (tmp_path / "evil.py").write_text("import os; os.mkdir('ran')")
+    path = described(tmp_path, layer)
+    assert any(name in note for note in check_model(path).notes)
+    with pytest.raises(UnsafeFileError, match=f"Keras imports {name}"):
+        check_model(path, input_shapes=["1,4"])
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_graph_that_calls_python_needs_trust(tmp_path: Path) -> None:
@@ -253,14 +285,6 @@ def test_a_graph_that_calls_python_needs_trust(tmp_path: Path) -> None:
     (tmp_path / "sm" / "saved_model.pb").write_bytes(b"\x08\x01 EagerPyFunc")
     with pytest.raises(UnsafeFileError, match="operator"):
         check_model(tmp_path / "sm")
-
-
-def _empty_h5(folder: Path) -> bytes:
-    import h5py
-
-    with h5py.File(folder / "empty.h5", "w"):
-        pass
-    return (folder / "empty.h5").read_bytes()
 
 
 def test_a_process_that_dies_or_hangs_is_an_error_in_words(tmp_path: Path, monkeypatch) -> None:

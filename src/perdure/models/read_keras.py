@@ -6,13 +6,14 @@ import importlib.util
 import json
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from perdure.core.errors import MissingExtraError
 from perdure.models.contents import Contents, Forward, damaged, not_safe
 from perdure.models.formats import Example, Port, Signature
+from perdure.models.keras_config import foreign_in, lambdas_in, signature_in
 from perdure.models.keras_model import Call
 from perdure.models.keras_process import ChildError, ask
 from perdure.models.keras_stored import stored_arrays
@@ -21,6 +22,7 @@ from perdure.models.zips import check_zip
 _PYTHON_OPERATORS = (b"PyFunc", b"EagerPyFunc", b"PyFuncStateless")
 _FILE_OPERATORS = (b"WriteFile", b"ReadFile", b"MatchingFiles")
 _ATTRIBUTES = ("model_config", "keras_version", "backend")
+_INSTALL = "pip install 'perdure[keras]', and TensorFlow or torch"
 _NUMBERS = "biufcV"  # V: bfloat16
 _H5_NOTE = "HDF5 has no checksums here, so damage in the numbers shows only against a digest"
 
@@ -34,19 +36,17 @@ def read_keras(path: Path, trust: bool) -> Contents:
             metadata = json.loads(archive.read("metadata.json"))
     except (ValueError, KeyError) as error:
         raise damaged(path, str(error)) from error
-    notes += _look_through(path, config, trust)
-    arrays = _arrays(path)
-    safe = not _lambdas(config)
+    safe, foreign = _look_through(path, config, trust)
     return Contents(
         f"a Keras model, {config.get('class_name', 'of unknown class')}",
         _safety(safe),
-        arrays.items(),
+        _arrays(path).items(),
         safe,
         main=lambda name: not name.startswith("optimizer"),
-        signature=_signature(config),
+        signature=signature_in(config),
         facts={"keras": metadata.get("keras_version", "?")},
-        notes=notes,
-        forward=_runner(path, "keras", trust),
+        notes=(*notes, *_needs(foreign)),
+        forward=_runner(path, "keras", trust, foreign),
     )
 
 
@@ -79,18 +79,17 @@ def read_h5(path: Path, trust: bool) -> Contents:
         config = json.loads(attributes["model_config"])
     except ValueError as error:
         raise damaged(path, str(error)) from error
-    notes = (_H5_NOTE, "the legacy format of Keras; .keras holds more", *_look_through(path, config, trust))
-    safe = not _lambdas(config)
+    safe, foreign = _look_through(path, config, trust)
     return Contents(
         f"a Keras model in the legacy format, {config.get('class_name', 'of unknown class')}",
         _safety(safe),
         _arrays(path).items(),
         safe,
         main=lambda name: not name.startswith("optimizer"),
-        signature=_signature(config),
+        signature=signature_in(config),
         facts=facts,
-        notes=notes,
-        forward=_runner(path, "keras", trust),
+        notes=(_H5_NOTE, "the legacy format of Keras; .keras holds more", *_needs(foreign)),
+        forward=_runner(path, "keras", trust, foreign),
     )
 
 
@@ -125,61 +124,24 @@ def _words(value: Any) -> str:
 
 def _arrays(path: Path) -> dict[str, Any]:
     try:
+        import h5py  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(f"{path} needs h5py", hint="pip install 'perdure[keras]'") from None
+    try:
         return {name: value for name, value in stored_arrays(path).items() if value.dtype.kind in _NUMBERS}
     except (OSError, RuntimeError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise damaged(path, str(error)) from error
 
 
-def _look_through(path: Path, config: Any, trust: bool) -> tuple[str, ...]:
-    """Refuse layers with Python code in them; name classes that the loader will have to find."""
-    if (lambdas := _lambdas(config)) and not trust:
+def _look_through(path: Path, config: Any, trust: bool) -> tuple[bool, list[str]]:
+    """Whether it holds no code, and what the loader would look for elsewhere; code is refused unless trusted."""
+    if (lambdas := lambdas_in(config)) and not trust:
         raise not_safe(path, f"its layer {lambdas[0]} is a Lambda with Python code in it")
-    foreign = sorted({name for each in _objects(config) if (name := _foreign(each))})
-    return (f"it needs classes of its own: {', '.join(foreign)}",) if foreign else ()
+    return not lambdas, foreign_in(config)
 
 
-def _lambdas(config: Any) -> list[str]:
-    """Names of layers that carry code: a Lambda whose function is not a name."""
-    return [
-        str(each.get("config", {}).get("name", "?"))
-        for each in _objects(config)
-        if each["class_name"] == "Lambda" and _holds_code(each.get("config", {}).get("function"))
-    ]
-
-
-def _holds_code(function: Any) -> bool:
-    """Code is a list of marshalled bytes in the legacy format, and an object ``__lambda__`` in the new one."""
-    return isinstance(function, list) or "__lambda__" in json.dumps(function)
-
-
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        if isinstance(value.get("class_name"), str):
-            yield value
-        for each in value.values():
-            yield from _objects(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _objects(each)
-
-
-def _foreign(described: Mapping[str, Any]) -> str:
-    module, registered = described.get("module"), described.get("registered_name")
-    if module is None:
-        return str(registered or "")
-    return "" if str(module).partition(".")[0] in ("keras", "builtins") else f"{module}.{described['class_name']}"
-
-
-def _signature(config: Any) -> Signature:
-    """The declared inputs; Keras stores no shapes of outputs."""
-    inputs = []
-    for each in _objects(config):
-        details = each.get("config")
-        if each["class_name"] == "InputLayer" and isinstance(details, dict):
-            shape = details.get("batch_shape") or details.get("batch_input_shape") or []
-            sizes = tuple("batch" if i == 0 and n is None else "?" if n is None else n for i, n in enumerate(shape))
-            inputs.append(Port(str(details.get("name")), str(details.get("dtype", "float32")), sizes))
-    return Signature(tuple(inputs))
+def _needs(foreign: list[str]) -> tuple[str, ...]:
+    return (f"it needs what is not in Keras: {', '.join(foreign)}",) if foreign else ()
 
 
 def _safety(safe: bool) -> str:
@@ -195,17 +157,23 @@ def _ports(described: list[dict[str, Any]]) -> tuple[Port, ...]:
     )
 
 
-def _runner(path: Path, job: str, trust: bool) -> Forward:
+def _runner(path: Path, job: str, trust: bool, foreign: Sequence[str] = ()) -> Forward:
     def run(example: Example) -> Mapping[str, Any]:
+        if foreign and not trust:
+            raise not_safe(path, f"to build it, Keras imports {foreign[0]}")
         args: tuple[Any, ...] = example.args
         if job == "keras" and len(args) > 1:
             args = (list(args),)
         call = Call(tuple(_arrayed(each) for each in args), {n: _arrayed(v) for n, v in example.kwargs.items()})
         if job == "keras" and example.kwargs and not example.args:
             call = Call((dict(call.kwargs),), {})
-        answer, outputs = ask(
-            {"do": job, "file": str(path), "safe": not trust, "compile": False}, [call], backend()
-        )
+        asked = {"do": job, "file": str(path), "safe": not trust, "compile": False}
+        try:
+            answer, outputs = ask(asked, [call], backend())
+        except ChildError as error:
+            if error.kind != "ModuleNotFoundError":
+                raise
+            raise MissingExtraError(f"{path} cannot be run here: {error.line}", hint=_INSTALL) from error
         names = [each["name"] for each in answer["outputs"]]
         flat = outputs[0]
         names = names if len(names) == len(flat) else [f"output_{index}" for index in range(len(flat))]
