@@ -400,6 +400,7 @@ def test_loaders_of_runs_that_are_still_referred_to_are_not_copied_again_by_the_
                 for (x,) in run.batches(loader):
                     job.step(x)
         runs.append(run)
+        gc.collect()
         counts.append(sum(issubclass(type(value), DataLoader) for value in gc.get_objects()))
     steps = [after - before for before, after in itertools.pairwise(counts[1:])]
     assert len(set(steps)) == 1 and steps[0] <= 3, counts
