@@ -139,6 +139,7 @@ def test_it_prints_itself_as_lines() -> None:
         "failed   c   bad\n"
         "note     d   by the way"
     )
+    assert repr(MIXED) == str(MIXED)
     assert summary(MIXED) == "1 of 4 checks failed, 1 warning"
 
 

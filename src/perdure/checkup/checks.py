@@ -29,9 +29,9 @@ class Check:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkup:
-    """All checks of one look. It shows itself as a table in a notebook, as lines elsewhere.
+    """All checks of one look. It shows itself as a table in a notebook, as lines at a prompt.
 
     Attributes:
         checks: In the order in which they are shown.
@@ -67,6 +67,8 @@ class Checkup:
 
     def __str__(self) -> str:
         return "\n".join(lines(self))
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         from perdure.checkup.page import page
