@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from perdure.models.card import CARD, find_entry, read_card, write_card
+from perdure.models.check import check_model
 from perdure.models.digests import digest
 from perdure.models.export import export_model
 from perdure.models.formats import Example, Exported, Facts, Parity, Port, Signature, Source
@@ -107,6 +108,8 @@ def test_the_card_says_where_a_model_comes_from_and_what_was_proved(tmp_path: Pa
     assert file["parity"]["where"] == "fresh process"
     assert file["parity"]["tensors"] == 2
     assert file["parity"]["outputs"][0]["largest"] <= 1e-6
+    told = check_model(tmp_path / file["file"]).card
+    assert told == "as model-card.json describes it, of run digits at step 720"
 
 
 def test_the_page_is_for_people(tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from torch import nn
 import perdure
 from perdure.cli.main import main
 from perdure.core.errors import ConfigError, CorruptError, PerdureError, UnsafeFileError
+from perdure.models.card import write_card
 from perdure.models.check import check_model
+from perdure.models.digests import digest
+from perdure.models.formats import Exported, Facts
 from perdure.models.program_safety import why_unsafe
 
 
@@ -491,6 +494,16 @@ def test_an_onnx_file_without_its_data_is_not_complete(tmp_path: Path) -> None:
     (tmp_path / "m.data").unlink()
     with pytest.raises(CorruptError, match=r"its data are in m\.data, which is not beside it"):
         check_model(tmp_path / "m.onnx")
+
+
+def test_the_data_beside_a_model_are_compared_with_the_card_too(tmp_path: Path) -> None:
+    onnx.save(_small_onnx(), tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    path, data = tmp_path / "m.onnx", tmp_path / "m.data"
+    write_card(tmp_path, [Exported("onnx", path, 1, digest(path), companions=(data,))], Facts(), None)
+    assert check_model(path).card
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(CorruptError, match=r"m\.data is not the file that model-card\.json describes"):
+        check_model(path)
 
 
 @pytest.mark.parametrize("data", [b"\x08\x07garbage", b"\x08", bytes(range(8, 60))])
