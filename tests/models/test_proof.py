@@ -18,7 +18,7 @@ from torch import nn
 from zoo import Convolutions, DictOut, TiedTransformer, trained
 
 from perdure.core.errors import CannotCarryError, CorruptError
-from perdure.models import onnx_file
+from perdure.models import onnx_file, proof
 from perdure.models.export import export_model
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.live import as_example, signature_of
@@ -66,12 +66,16 @@ def test_a_pickle_that_runs_code_and_an_empty_file_are_refused(tmp_path: Path, p
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_process_that_dies_is_a_refused_file_and_the_next_file_gets_a_new_one(tmp_path: Path) -> None:
+def test_a_process_that_dies_or_hangs_refuses_one_file_only(tmp_path: Path, monkeypatch) -> None:
     prover = Prover(tmp_path)
     torch.save({}, tmp_path / "fine.pth")
     threading.Timer(0.2, os.kill, (prover._process.pid, 9)).start()  # it loads torch for seconds
     (problem,) = prover.ask({"kind": "pth", "path": str(tmp_path / "fine.pth"), "expected": {}})["problems"]
     assert "was killed by SIGKILL" in problem
+    with monkeypatch.context() as patch:
+        patch.setattr(proof, "PROOF_S", 0.01)  # the new one is still loading: as good as hung
+        (problem,) = prover.ask({"kind": "pth", "path": str(tmp_path / "fine.pth"), "expected": {}})["problems"]
+    assert problem == "it was not proved within 10 ms"
     assert prover.ask({"kind": "pth", "path": str(tmp_path / "fine.pth"), "expected": {}})["problems"] == []
     prover.close()
     assert prover._process.poll() is not None
