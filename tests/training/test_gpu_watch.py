@@ -203,8 +203,8 @@ def test_each_scene_gets_its_verdict_once_and_none_of_the_others(tmp_path, stage
 
 def test_a_verdict_is_said_again_only_if_it_went_away_and_came_back(tmp_path, stage, capfd):
     stage.set(Scene([IDLE]))
-    scenes = {30: Scene([t4()]), 140: Scene([IDLE])}
-    go(tmp_path, epochs=5, do=lambda step: stage.set(scenes[step]) if step in scenes else None)
+    scenes = {100: Scene([t4()]), 180: Scene([IDLE])}  # looks at 1, 6, 11 and 16 minutes: steps 16, 91, 166, 241
+    go(tmp_path, epochs=7, do=lambda step: stage.set(scenes[step]) if step in scenes else None)
     assert codes(tmp_path) == ["card-idle", "card-idle"]
     assert [event["code"] for event in events(tmp_path, "verdict over")] == ["card-idle"]
     assert capfd.readouterr().err.count("Tesla T4 (cuda:0) was 0 % busy") == 2
@@ -436,6 +436,17 @@ def test_status_fails_where_that_is_not_so_and_says_why(tmp_path, stage, capsys,
     assert code == 1
     assert why in out.err
     assert "hint: perdure doctor --require gpu" in out.err
+
+
+def test_a_finished_run_that_is_run_again_has_used_no_card(tmp_path, stage, capsys):
+    stage.set(Scene([t4()]))
+    for _ in range(2):
+        go(tmp_path)
+    assert len(events(tmp_path, "hardware")) >= 1
+    assert (told(tmp_path)["gpu"], told(tmp_path)["loop"]) == (None, None)
+    code, out = required(tmp_path, capsys)
+    assert code == 1
+    assert "error: job made no step in its newest session" in out.err
 
 
 def test_status_shows_verdicts_that_stand(tmp_path, stage, capsys):

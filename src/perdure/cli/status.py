@@ -60,6 +60,8 @@ def _lacks_gpu(runs: Sequence[Mapping[str, Any]]) -> bool:
 def gpu_unused(facts: Mapping[str, Any]) -> str:
     """Why it is not proved that the newest session of a run used a card, in words; empty if it is."""
     gpu = _mapping(facts.get("gpu"))
+    if "loop" in facts and not _mapping(facts["loop"]).get("steps"):
+        return "made no step in its newest session"
     if not str(gpu.get("device", "")).startswith("cuda"):
         return "did not train on a GPU in its newest session"
     cards = [card for card in _cards(gpu) if card.get("visible_as") is not None]

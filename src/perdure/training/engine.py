@@ -332,24 +332,25 @@ class Engine:
                 "is in no checkpoint, so a resumed run will not be exact; make it stream = run.cycle(loader) "
                 "above the loop, and next(stream)"
             )
-        for sentence in check_placement(
-            self.state.world, watch.device, watch.batch_devices, card_used=watch.card_used
-        ):
-            warn(sentence)
+        world, used = self.state.world, watch.card_used
+        with watch.never_fatal():
+            for sentence in check_placement(world, watch.device, watch.batch_devices, card_used=used):
+                warn(sentence)
         watch.first_step_done(self.step, self._progress())
 
     def _look(self) -> None:
         """Look at cards and times, and tell."""
         self._journal.flush()
-        feed = self.state.calls.leading_feed()
-        around = circumstances(
-            self.state.world,
-            feed.source if feed is not None else None,
-            str(self.watch.device),
-            self._board.mode,
-            autocast=self.watch.autocast_seen,
-        )
-        self.watch.look(self._progress(), around)
+        with self.watch.never_fatal():
+            feed = self.state.calls.leading_feed()
+            around = circumstances(
+                self.state.world,
+                feed.source if feed is not None else None,
+                str(self.watch.device),
+                self._board.mode,
+                autocast=self.watch.autocast_seen,
+            )
+            self.watch.look(self._progress(), around)
         self.tell_status("running")
 
     def _progress(self) -> Progress:

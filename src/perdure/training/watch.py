@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from perdure.core.errors import AcceleratorError
 from perdure.core.intervals import format_duration
 from perdure.core.limits import Window
 from perdure.core.say import say, warn
@@ -92,6 +93,7 @@ class Watch:
         self._look_at_batch = False
         self._told: set[str] = set()
         self._told_failure = False
+        self._begun = False
         self._idle_peak_bytes = 0
 
     @property
@@ -103,6 +105,7 @@ class Watch:
     def begin(self, step: int) -> None:
         """The loop begins."""
         self._step = step
+        self._begun = True
         another_begins()
         self.loop.begin(step)
         self._look_at_batch = True
@@ -123,7 +126,7 @@ class Watch:
         self.loop.waited(self._clock.monotonic() - began_s)
         if self._look_at_batch:
             self._look_at_batch = False
-            with self._never_fatal():
+            with self.never_fatal():
                 self._see(batch)
         return batch
 
@@ -143,20 +146,26 @@ class Watch:
     def due(self, step: int) -> bool:
         """A boundary is reached; whether it is time for a look."""
         self._step = step
-        return self.loop.boundary(step) >= self._next_look_s
+        now = self.loop.boundary(step)
+        if now < self._next_look_s:
+            return False
+        self._next_look_s = now + LOOK_S
+        return True
 
     def saved(self, seconds: float) -> None:
         """A save was made."""
         self.loop.saved(seconds)
         if self._clock.monotonic() - self._last_event_s >= _EVENT_S:
-            with self._never_fatal():
+            with self.never_fatal():
                 self._hardware_event(self._recent_cards(), self.loop.recent(self._step))
 
     def end(self, step: int) -> None:
         """The loop has ended, whatever the reason."""
         self._step = step
+        if not self._begun:
+            return
         self._autocast.end()
-        with self._never_fatal():
+        with self.never_fatal():
             if self._monitor is not None:
                 self._monitor.stop()
             times = self.loop.session(self._step)
@@ -183,8 +192,7 @@ class Watch:
         """
         self._autocast.end()
         self._look_at_batch = True
-        self._next_look_s = self._clock.monotonic() + LOOK_S
-        with self._never_fatal():
+        with self.never_fatal():
             cards, recent = self._recent_cards(), self.loop.recent(self._step)
             say(f"{self._name}: {self._line(progress, cards, recent)}")
             self._hardware_event(cards, recent)
@@ -252,10 +260,12 @@ class Watch:
     # ---------------------------------------------------------------- what is known
 
     def facts(self) -> dict[str, Any]:
-        """What ``session.json`` says of cards, loop and verdicts."""
+        """What ``session.json`` says of cards, loop and verdicts; nothing where the run was finished before."""
+        if not self._begun:
+            return {"gpu": None, "loop": None, "verdicts": []}
         times = self.loop.session(self._step)
         gpu = None
-        with self._never_fatal():
+        with self.never_fatal():
             gpu = self._gpu()
         return {
             "gpu": gpu,
@@ -278,10 +288,12 @@ class Watch:
         }
 
     @contextmanager
-    def _never_fatal(self) -> Iterator[None]:
-        """What goes wrong in here is said once, and training goes on."""
+    def never_fatal(self) -> Iterator[None]:
+        """What goes wrong in here is said once, and training goes on; a card that is not used is no such thing."""
         try:
             yield
+        except AcceleratorError:
+            raise
         except Exception as error:  # noqa: BLE001  whatever it is, training is worth more
             if not self._told_failure:
                 self._told_failure = True
