@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -64,6 +65,9 @@ def _form(values: Mapping[str, Any], bare: bool) -> str:
     return ("a Lightning checkpoint" if _LIGHTNING in values else "a dict of states") + where
 
 
+_CUT_SHORT = (EOFError, RuntimeError, zipfile.BadZipFile, ValueError, LookupError, TypeError, struct.error)
+"""What torch raises of a file that is damaged or ends too early, besides its own errors."""
+
 _COUNTS = (("epoch", "epoch"), ("global_step", "step"), ("step", "step"))
 
 
@@ -89,7 +93,7 @@ def load(path: Path, *, trust: bool) -> Any:
         raise UnsafeFileError(
             f"{path} needs code that is not here: {error}", path=path, hint="import or install it, then try again"
         ) from error
-    except (EOFError, RuntimeError, zipfile.BadZipFile, ValueError, KeyError, IndexError) as error:
+    except _CUT_SHORT as error:
         raise corrupt(path, (str(error) or "it ends too early").splitlines()[0][:200]) from None
     except OSError as error:
         raise unreadable(path, error) from error
