@@ -436,6 +436,15 @@ def test_other_parts_of_programs_that_run_code_are_named(
     assert reason in why_unsafe(tmp_path / "net.pt2")
 
 
+def test_a_description_without_end_is_no_crash(made: Path, tmp_path: Path) -> None:
+    deep = b"[" * 100_000
+    path = _rewrite(
+        made / "net.pt2", tmp_path / "deep.pt2", lambda name, data: deep if name.endswith("model.json") else data
+    )
+    with pytest.raises(UnsafeFileError, match="no JSON that can be read"):
+        check_model(path)
+
+
 def test_torchscript_needs_trust_and_then_runs(made: Path) -> None:
     with pytest.raises(UnsafeFileError, match="TorchScript"):
         check_model(made / "script.pt")

@@ -280,6 +280,15 @@ def test_nothing_outside_of_keras_is_imported_for_a_stranger(tmp_path: Path, lay
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [3, None, {"class_name": "Lambda"}, {"class_name": "Lambda", "config": "x"}, {"class_name": ["Lambda"]},
+     {"class_name": "InputLayer", "config": {"batch_shape": 7}}],
+)  # fmt: skip
+def test_a_description_that_says_nothing_is_no_crash(tmp_path: Path, layer) -> None:
+    assert check_model(described(tmp_path, layer)).what == "a Keras model, Sequential"
+
+
 def test_a_graph_that_calls_python_needs_trust(tmp_path: Path) -> None:
     (tmp_path / "sm").mkdir()
     (tmp_path / "sm" / "saved_model.pb").write_bytes(b"\x08\x01 EagerPyFunc")

@@ -15,10 +15,15 @@ _FUNCTIONS = ("activations", "constraints", "initializers", "losses", "metrics",
 def lambdas_in(config: Any) -> list[str]:
     """Names of layers that carry code: a Lambda whose function is not a name."""
     return [
-        str(each.get("config", {}).get("name", "?"))
+        str(_details(each).get("name", "?"))
         for each in _objects(config)
-        if each["class_name"] == "Lambda" and _holds_code(each.get("config", {}).get("function"))
+        if each["class_name"] == "Lambda" and _holds_code(_details(each).get("function"))
     ]
+
+
+def _details(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = described.get("config")
+    return found if isinstance(found, dict) else {}
 
 
 def _holds_code(function: Any) -> bool:
@@ -57,9 +62,10 @@ def signature_in(config: Any) -> Signature:
     """The declared inputs; Keras stores no shapes of outputs."""
     inputs = []
     for each in _objects(config):
-        details = each.get("config")
-        if each["class_name"] == "InputLayer" and isinstance(details, dict):
+        details = _details(each)
+        if each["class_name"] == "InputLayer":
             shape = details.get("batch_shape") or details.get("batch_input_shape") or []
+            shape = shape if isinstance(shape, list) else []
             sizes = tuple("batch" if i == 0 and n is None else "?" if n is None else n for i, n in enumerate(shape))
             inputs.append(Port(str(details.get("name")), str(details.get("dtype", "float32")), sizes))
     return Signature(tuple(inputs))

@@ -84,8 +84,8 @@ def _safe_pickle(data: bytes) -> bool:
 def _document(data: bytes, name: str) -> str:
     try:
         document = json.loads(data)
-    except ValueError:
-        return f"{name} is no JSON"
+    except (ValueError, RecursionError):
+        return f"{name} is no JSON that can be read"
     for key, value in _walk(document):
         if key == "use_pickle" and value is not False:
             return f"it stores a tensor as a pickle ({name})"

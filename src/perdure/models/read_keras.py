@@ -32,9 +32,9 @@ def read_keras(path: Path, trust: bool) -> Contents:
     notes = check_zip(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            config = json.loads(archive.read("config.json"))
-            metadata = json.loads(archive.read("metadata.json"))
-    except (ValueError, KeyError) as error:
+            config = _object(archive.read("config.json"))
+            metadata = _object(archive.read("metadata.json"))
+    except (ValueError, KeyError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     safe, foreign = _look_through(path, config, trust)
     return Contents(
@@ -76,8 +76,8 @@ def read_h5(path: Path, trust: bool) -> Contents:
             notes=(_H5_NOTE,),
         )
     try:
-        config = json.loads(attributes["model_config"])
-    except ValueError as error:
+        config = _object(attributes["model_config"])
+    except (ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from error
     safe, foreign = _look_through(path, config, trust)
     return Contents(
@@ -116,6 +116,13 @@ def read_savedmodel(path: Path, trust: bool) -> Contents:
         facts={"signatures": " ".join(answer["signatures"]) or "none", "read by tensorflow": answer["version"]},
         forward=_runner(path, "savedmodel", trust),
     )
+
+
+def _object(text: str | bytes) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"the description of the model is a {type(found).__name__}")
+    return found
 
 
 def _words(value: Any) -> str:
