@@ -9,7 +9,7 @@ import pytest
 
 from perdure.models.formats import Source
 from perdure.models.live import as_example
-from perdure.models.proof import Prover
+from perdure.models.prover import Prover
 
 
 @pytest.fixture(scope="session")

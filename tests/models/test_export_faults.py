@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from perdure.core.say import logger
 from perdure.models.export import export_model
 from perdure.models.formats import Facts, Source
-from perdure.models.proof import Prover
+from perdure.models.prover import Prover
 from perdure.models.records import RECORDS
 from perdure.models.workplace import put_in_place
 from perdure.testing.faults import FileEvent, Outcome, file_events, have_strace, run_with_fault

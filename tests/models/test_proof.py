@@ -18,11 +18,13 @@ from torch import nn
 from zoo import Convolutions, DictOut, TiedTransformer, trained
 
 from perdure.core.errors import CannotCarryError, CorruptError
-from perdure.models import onnx_file, proof
+from perdure.models import onnx_file
+from perdure.models import prover as prover_module
 from perdure.models.export import export_model
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.live import as_example, signature_of
-from perdure.models.proof import Prover, expected_of
+from perdure.models.proof import expected_of
+from perdure.models.prover import Prover
 from perdure.training.export import source_of
 
 
@@ -73,7 +75,7 @@ def test_a_process_that_dies_or_hangs_refuses_one_file_only(tmp_path: Path, monk
     (problem,) = prover.ask({"kind": "pth", "path": str(tmp_path / "fine.pth"), "expected": {}})["problems"]
     assert "was killed by SIGKILL" in problem
     with monkeypatch.context() as patch:
-        patch.setattr(proof, "PROOF_S", 0.01)  # the new one is still loading: as good as hung
+        patch.setattr(prover_module, "PROOF_S", 0.01)  # the new one is still loading: as good as hung
         (problem,) = prover.ask({"kind": "pth", "path": str(tmp_path / "fine.pth"), "expected": {}})["problems"]
     assert problem == "it was not proved within 10 ms"
     assert prover.ask({"kind": "pth", "path": str(tmp_path / "fine.pth"), "expected": {}})["problems"] == []

@@ -17,7 +17,7 @@ from perdure.models.digests import digest, size
 from perdure.models.formats import Exported, Facts, Format, Parity, Signature, Source, find_format
 from perdure.models.keras_proof import keras_digest
 from perdure.models.live import signature_of
-from perdure.models.proof import prover_of
+from perdure.models.prover import prover_of
 from perdure.models.records import Records, source_digest
 from perdure.models.tensors import HEADROOM_BYTES
 from perdure.models.twin import generators_untouched
