@@ -300,7 +300,7 @@ def test_a_variable_that_was_never_set_says_what_there_is(tmp_path):
 def test_a_gpu_that_was_asked_for_and_is_not_there(tmp_path):
     with pytest.raises(AcceleratorError, match="a GPU was asked for") as caught:
         perdure.Run("job", root=tmp_path, accelerator="gpu")
-    assert "Accelerator" in caught.value.hint
+    assert "CUDA build of torch" in caught.value.hint
 
 
 def test_a_gpu_that_the_platform_promised_and_does_not_work(tmp_path, monkeypatch):
