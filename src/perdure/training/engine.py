@@ -22,13 +22,14 @@ from perdure.data.feed import State
 from perdure.training.calls import OpenCall, OpenStream
 from perdure.training.circumstances import circumstances
 from perdure.training.journal import Journal
+from perdure.training.liveline import Progress
 from perdure.training.pace import Gap, Pace
 from perdure.training.placement import check_placement
 from perdure.training.saving import Saver
 from perdure.training.schedule import SaveSchedule
 from perdure.training.state import RunState
 from perdure.training.status import StatusBoard
-from perdure.training.watch import Progress, Watch
+from perdure.training.watch import Watch
 
 
 @dataclass(frozen=True)

@@ -6,47 +6,30 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from perdure.core.errors import AcceleratorError
-from perdure.core.intervals import format_duration
 from perdure.core.limits import Window
 from perdure.core.say import say, warn
 from perdure.data.feed import Feed
 from perdure.hardware.monitor import Monitor
-from perdure.hardware.told import card_facts, card_line, loop_facts, verdict_facts
+from perdure.hardware.told import card_facts, loop_facts, verdict_facts
 from perdure.hardware.use import CardUse, Circumstances, LoopTimes, Verdict
 from perdure.hardware.verdicts import judge
 from perdure.training.afterwards import Reminder, another_begins
 from perdure.training.circumstances import AutocastWatch
 from perdure.training.copying import copy_time, tensors_in
 from perdure.training.journal import Journal
+from perdure.training.liveline import Progress, live_line
 from perdure.training.looptimes import LoopClock
 from perdure.training.session import Session
 
 FIRST_LOOK_S = 60.0
 LOOK_S = 300.0
 _EVENT_S = 60.0
-_METRICS_SHOWN = 4
 _DURATION = re.compile(r"\d[\d.]* (ms|s|min|h)( \d\d (s|min))?")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far the run is.
-
-    Attributes:
-        text: In words: ``"step 1200, epoch 3 of 50"``.
-        done: Steps or epochs that are done, parts of an epoch too.
-        count: How many there are in all.
-    """
-
-    text: str
-    done: float
-    count: float
 
 
 class Watch:
@@ -194,7 +177,8 @@ class Watch:
         self._look_at_batch = True
         with self.never_fatal():
             cards, recent = self._recent_cards(), self.loop.recent(self._step)
-            say(f"{self._name}: {self._line(progress, cards, recent)}")
+            metrics, to_go_s = self._journal.metrics, self._to_go_s(progress)
+            say(f"{self._name}: {live_line(progress, cards, recent, metrics, to_go_s, self._window)}")
             self._hardware_event(cards, recent)
             self._tell_trouble(lost_too=False)
             self._take(judge(cards, recent, around))
@@ -215,23 +199,6 @@ class Watch:
                 warn(f"{self._name}: {verdict.sentence}\n  {verdict.remedy}")
                 self._journal.event("verdict", step=self._step, **verdict_facts(verdict))
             self._standing[key] = verdict
-
-    def _line(self, progress: Progress, cards: tuple[CardUse, ...], recent: LoopTimes) -> str:
-        total_s = recent.total_s or 1.0
-        newest = list(self._journal.metrics.items())[:_METRICS_SHOWN]
-        parts = [
-            progress.text,
-            f"{recent.steps / total_s:.3g} steps/s",
-            *(f"{name} {value:.4g}" for name, value in newest),
-            *(card_line(card_facts(card)) for card in cards),
-            f"{100 * recent.wait_s / total_s:.0f} % of the time waiting for data",
-        ]
-        to_go_s = self._to_go_s(progress)
-        if to_go_s is not None:
-            parts.append(f"done in about {format_duration(_roughly(to_go_s))}")
-        if math.isfinite(self._window.length_s):
-            parts.append(f"the window closes in {format_duration(max(0.0, self._window.left_s))}")
-        return "; ".join(parts)
 
     def _to_go_s(self, progress: Progress) -> float | None:
         """Time to the end of the run, at the speed of this session."""
@@ -324,9 +291,3 @@ class Watch:
 def _key(verdict: Verdict) -> str:
     """What it is about: its code, and the card where it is about one."""
     return f"{verdict.code} {verdict.evidence.get('card', '')}"
-
-
-def _roughly(seconds: float) -> float:
-    """To ten seconds, or to a minute where it is many."""
-    unit = 10 if seconds < 600 else 60
-    return float(max(unit, round(seconds / unit) * unit))
