@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -341,10 +342,11 @@ def test_workers_and_pinned_memory_are_those_of_the_loader_that_leads(tmp_path, 
 
 
 def reminder(lines, monkeypatch, after_s, *, busy=0, mode="interactive"):
-    card = CardUse(0, 0, "GPU-1", "Tesla T4", samples=9, busy_percent=busy, memory_own_bytes=5900 * MIB)
+    """After a run that kept its card busy; ``busy`` is what the card does now."""
+    card = CardUse(0, 0, "GPU-1", "Tesla T4", samples=9, busy_percent=90, memory_own_bytes=5900 * MIB)
     clock = FakeClock()
     monkeypatch.setattr(afterwards, "warn", lines.append)
-    monkeypatch.setattr(afterwards.Reminder, "_look", lambda self: (card,))
+    monkeypatch.setattr(afterwards.Reminder, "_look", lambda self: (replace(card, busy_percent=busy),))
     window = Window(clock, clock.monotonic() - 7200, 43200)
     return Reminder(clock, window, "kaggle", Circumstances(mode=mode), [card], after_s)
 
@@ -391,6 +393,15 @@ def test_b76_it_is_not_said_while_the_card_is_busy_with_something_else(monkeypat
     busy.start()
     time.sleep(0.1)
     assert lines == []
+
+
+def test_b76_where_nvml_answers_no_more_it_is_said_by_what_was_seen_last(monkeypatch):
+    lines = []
+    waiting = reminder(lines, monkeypatch, (0.0,))
+    monkeypatch.setattr(afterwards.Reminder, "_look", lambda self: ())
+    waiting.start()
+    until(lines, 1)
+    assert "still holds Tesla T4 (cuda:0)" in lines[0]
 
 
 def test_b76_a_run_in_an_interactive_session_ends_with_a_reminder(tmp_path, stage, monkeypatch, capfd):

@@ -77,9 +77,9 @@ class Reminder:
         for after_s in self._after_s:
             if self._over.wait(max(0.0, self._ended_s + after_s - self._clock.monotonic())):
                 return
-            cards = self._look() if self._said else self._cards
-            if not self._over.is_set() and not any((card.busy_percent or 0.0) >= IDLE_PERCENT for card in cards):
-                self._say(cards)
+            now = self._look()  # how busy a card was while the run lasted says nothing about now
+            if not self._over.is_set() and not any((card.busy_percent or 0.0) >= IDLE_PERCENT for card in now):
+                self._say(now or self._cards)
 
     def _look(self) -> tuple[CardUse, ...]:
         """What the cards do now: somebody may be using them for something else."""
