@@ -173,6 +173,14 @@ def test_cards_of_two_models_have_a_certain_order_only_by_bus_or_name(stage, env
     assert any("CUDA_DEVICE_ORDER=PCI_BUS_ID" in note for note in cards.notes) is not known
 
 
+@pytest.mark.parametrize("field", ["name", "memory"])
+def test_a_field_that_is_not_told_does_not_make_two_models_of_one(stage, field):
+    stage.set(Scene([T4, FakeCard(errors={field: 999})]))
+    cards = read_cards({})
+    assert cards.order_known
+    assert len(cards.notes) == 1 and "does not tell" in cards.notes[0]
+
+
 def test_of_a_cut_card_the_first_slice_is_seen_and_no_whole_card(stage):
     stage.set(Scene([CUT_A100, T4]))
     cards = read_cards({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})

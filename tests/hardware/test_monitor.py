@@ -107,6 +107,14 @@ def test_an_error_for_one_field_is_told_and_leaves_the_others(stage, field, word
     assert card.lost == ""
 
 
+@pytest.mark.parametrize("field", ["uuid", "name", "capability", "index", "limit", "mig"])
+def test_a_card_that_does_not_tell_what_it_is_is_watched_and_not_called_lost(stage, field):
+    stage.set(Scene([FakeCard(busy=50, errors={field: UNKNOWN}), FakeCard(busy=30)]))
+    monitor, cards = watch()
+    assert [(card.busy_percent, card.lost) for card in cards] == [(50, ""), (30, "")]
+    assert monitor.trouble == ""
+
+
 def test_an_older_driver_is_asked_by_the_older_names(stage):
     new = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetComputeRunningProcesses_v3"]
     stage.set(Scene([FakeCard(throttle=0x20, used_mb=9, processes={os.getpid(): 7})], missing=new))

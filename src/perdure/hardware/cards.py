@@ -149,7 +149,7 @@ class _Reading:
         if handle.error or uuid.lost:
             error = handle.error or uuid.error
             self._notes.append(f"card {index} does not answer: {error}")
-            return Card(index, "", f"card {index}", lost=error)
+            return Card(index, "", _nameless(index), lost=error)
         if uuid.error:
             self._note(f"the UUID of card {index}", uuid)
         memory = self._get(f"the memory of card {index}", "DeviceGetMemoryInfo", handle.value)
@@ -157,7 +157,7 @@ class _Reading:
         return Card(
             index=index,
             uuid=str(uuid.value or ""),
-            name=str(self._get(f"the model of card {index}", "DeviceGetName", handle.value) or f"card {index}"),
+            name=str(self._get(f"the model of card {index}", "DeviceGetName", handle.value) or _nameless(index)),
             memory_bytes=None if memory is None else int(memory.total),
             capability=self._get(
                 f"the compute capability of card {index}", "DeviceGetCudaComputeCapability", handle.value
@@ -247,4 +247,11 @@ def _with_slice(card: Card, uuid: str) -> Card:
 def _order_is_known(working: list[Card], setting: str | None, order: str | None) -> bool:
     """Whether CUDA's order is NVML's, by PCI address, or does not matter."""
     by_name = setting is not None and setting.startswith(("GPU-", "MIG-"))
-    return by_name or order == "PCI_BUS_ID" or len({(card.name, card.memory_bytes) for card in working}) < 2
+    names = {card.name for card in working if card.name != _nameless(card.index)}
+    sizes = {card.memory_bytes for card in working if card.memory_bytes is not None}
+    return by_name or order == "PCI_BUS_ID" or (len(names) < 2 and len(sizes) < 2)
+
+
+def _nameless(index: int) -> str:
+    """What a card is called whose model NVML does not tell."""
+    return f"card {index}"

@@ -145,7 +145,8 @@ class Target:
         """Use this NVML from now on."""
         self._nvml = nvml
         self.closed = False
-        handle = self._asked("DeviceGetHandleByUUID", self.uuid.encode())
+        by_uuid = ("DeviceGetHandleByUUID", self.uuid.encode())
+        handle = self._asked(*(by_uuid if self.uuid else ("DeviceGetHandleByIndex", self.card.index)))
         if handle.error:
             self.lost = "" if handle.closed else handle.error
             return
