@@ -10,6 +10,7 @@ import torch
 from zoo import FORMATS, KINDS
 
 from perdure.core.errors import CannotCarryError
+from perdure.models.check import check_model
 from perdure.models.export import export_model
 from perdure.models.formats import Facts
 
@@ -28,6 +29,7 @@ def test_a_model_comes_back_from_every_format_that_can_hold_it(tmp_path: Path, s
     formats = [format for format in FORMATS if format not in kind.cannot]
     made = export_model(source(model, example), tmp_path, "model", formats, Facts())
     for exported in made:
+        assert check_model(exported.path).safe, exported.format
         parity = exported.parity
         assert parity is not None
         assert parity.outputs, exported.format
