@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import perdure
+import perdure.training.run
 from perdure.checkpoint.store import Store
 from perdure.core.events import read_events
 from perdure.core.paths import RunPaths
@@ -218,6 +221,21 @@ def test_a_rerun_notebook_cell_takes_over_from_the_run_it_made_before(tmp_path):
     abandoned = perdure.Run("job", root=tmp_path)
     abandoned.track(**Job().tracked())
     assert train(tmp_path).finished
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_cell_without_with_that_failed_and_was_run_again_leaves_nothing_behind(tmp_path, monkeypatch, resume):
+    """The first run is not closed: its end, when the kernel ends, must not be told in place of the second's."""
+    failed = perdure.Run("job", root=tmp_path)
+    failed.track(**Job().tracked())
+    loop = failed.epochs(3)
+    next(loop)
+    assert train(tmp_path, resume=resume).finished
+    assert [thread.name for thread in threading.enumerate() if thread.name == "perdure-monitor"] == []
+    monkeypatch.setattr(sys, "last_value", Stop(), raising=False)
+    perdure.training.run._close_all()
+    assert json.loads((tmp_path / "job" / "session.json").read_text())["status"] == "finished"
+    assert "failed" not in (tmp_path / "job" / "events.jsonl").read_text()
 
 
 def test_a_seed_makes_what_the_script_draws_before_its_loop_the_same_in_each_session(tmp_path):

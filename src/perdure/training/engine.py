@@ -405,6 +405,15 @@ class Engine:
         """The script has failed. Nothing is saved: the last good checkpoint is worth more."""
         self._leave("failed", reason)
 
+    def give_way(self) -> None:
+        """Another has taken the folder over: nothing goes on, and nothing is written, for it is the other's."""
+        if not self.looping:
+            return
+        self.looping = False
+        self.state.calls.close_all()
+        self.watch.stop()
+        self._board.stop_flag.restore()
+
     def _leave(self, status: str, reason: str) -> None:
         self.looping = False
         self.state.calls.close_all()

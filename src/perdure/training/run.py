@@ -370,6 +370,13 @@ class Run:
         finally:
             self._store.close()
 
+    def _give_way(self) -> None:
+        """A later run in this process has taken the folder over: a cell that was run again."""
+        if self in _stack:
+            _stack.remove(self)
+        self._engine.give_way()
+        self._store.close()
+
     def _choose_device(self) -> torch.device:
         place = self._session.place
         self._device = choose_device(self._accelerator, place.gpu_promised, place.platform)
@@ -391,6 +398,9 @@ class Run:
 
     def _open_now(self) -> None:
         self._store.open({"save_every": str(self._schedule.interval)}, fresh=not self._resume)
+        for earlier in {*_stack, *_unclosed} - {self}:
+            if earlier._opened and earlier._paths.folder == self._paths.folder:
+                earlier._give_way()
         try:
             checkpoint = self._store.newest() if self._resume else None
             if checkpoint is not None:

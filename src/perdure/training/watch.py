@@ -142,15 +142,19 @@ class Watch:
             with self.never_fatal():
                 self._hardware_event(self._recent_cards(), self.loop.recent(self._step))
 
+    def stop(self) -> None:
+        """Watch no more, and say nothing."""
+        self._autocast.end()
+        if self._monitor is not None:
+            self._monitor.stop()
+
     def end(self, step: int) -> None:
         """The loop has ended, whatever the reason."""
         self._step = step
         if not self._begun:
             return
-        self._autocast.end()
         with self.never_fatal():
-            if self._monitor is not None:
-                self._monitor.stop()
+            self.stop()
             times = self.loop.session(self._step)
             if times.steps:
                 self._hardware_event(self._session_cards(), times)
