@@ -569,7 +569,7 @@ def test_a_long_table_is_cut_unless_all_is_asked_for(tmp_path: Path, capsys) -> 
 
 
 def test_the_front_door_has_it_and_the_report_prints_itself(made: Path) -> None:
-    text = str(perdure.check_model(made / "net.pt2"))
+    text = repr(perdure.check_model(made / "net.pt2"))  # as the last line of a cell shows it
     assert "input    input: float32 [batch, 1, 8, 8]" in text
     assert "safe     yes" in text
 

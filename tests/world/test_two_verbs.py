@@ -96,7 +96,7 @@ def test_restoring_some_says_what_was_left(tmp_path):
     assert same(old, new, "model")
     assert not same(old, new, "optimizer")
     assert set(report.left) == {"optimizer", "scheduler", "scaler"}
-    assert "not taken: optimizer, scheduler, scaler" in str(report)
+    assert "not taken: optimizer, scheduler, scaler" in repr(report)
 
 
 def test_the_checkpoint_of_a_run_can_be_restored_by_folder_and_by_run(tmp_path):

@@ -30,6 +30,10 @@ Require = Annotated[
 BUSY_PERCENT = 1.0
 """A card that was less busy did nothing: a screen alone can take a part of that."""
 
+NO_STEP = "made no step in its newest session"
+HINT_OF_NO_STEP = "it was finished before, or ended too early: ask after a session that trains"
+HINT = "perdure doctor --require gpu says what is wrong with the GPU, and the fix"
+
 
 def status_command(names: Names = None, root: Root = None, require: Require = None, json: Json = False) -> None:
     """How each run stands. Progress, newest checkpoint, speed, cards, time left, and why it stopped."""
@@ -51,9 +55,12 @@ def status_command(names: Names = None, root: Root = None, require: Require = No
 
 def _lacks_gpu(runs: Sequence[Mapping[str, Any]]) -> bool:
     """Whether one of the runs has not used a card, or there is none; it is said."""
-    reasons = [f"{run['run']} {why}" for run in runs if (why := gpu_unused(run))] if runs else ["there is no run"]
-    for reason in reasons:
-        complain(reason, "perdure doctor --require gpu says what is wrong with the GPU, and the fix")
+    if not runs:
+        complain("there is no run, so none has used a GPU", "say where the runs are with --root FOLDER")
+        return True
+    reasons = {str(run["run"]): why for run in runs if (why := gpu_unused(run))}
+    for name, why in reasons.items():
+        complain(f"{name} {why}", HINT_OF_NO_STEP if why == NO_STEP else HINT)
     return bool(reasons)
 
 
@@ -61,7 +68,7 @@ def gpu_unused(facts: Mapping[str, Any]) -> str:
     """Why it is not proved that the newest session of a run used a card, in words; empty if it is."""
     gpu = _mapping(facts.get("gpu"))
     if "loop" in facts and not _mapping(facts["loop"]).get("steps"):
-        return "made no step in its newest session"
+        return NO_STEP
     if not str(gpu.get("device", "")).startswith("cuda"):
         return "did not train on a GPU in its newest session"
     cards = [card for card in _cards(gpu) if card.get("visible_as") is not None]

@@ -230,7 +230,8 @@ def told(exported: Exported) -> str:
         parts.append(f"{parity.tensors} tensors bit for bit")
     if parity.outputs:
         worst = max(parity.outputs, key=lambda each: each.largest / (each.scale or 1))
-        parts.append(f"outputs within {worst.largest:.2g} of the live model's (largest value {worst.scale:.2g})")
+        near = f"within {worst.largest:.2g} of" if worst.largest else "equal to"
+        parts.append(f"outputs {near} the live model's (largest value {worst.scale:.2g})")
     if parity.note:
         parts.append(parity.note)
     return ", ".join(parts)

@@ -69,7 +69,8 @@ def model_files(folder: Path) -> list[Path]:
 
 def _folder(path: Path) -> ConfigError:
     if (path / "manifest.json").is_file() or (path / "checkpoints").is_dir():
-        return ConfigError(f"{path} is a folder of checkpoints", hint=f"perdure verify {path}")
+        hint = f"perdure verify {path} proves them; perdure export makes model files of one"
+        return ConfigError(f"{path} is a folder of checkpoints", hint=hint)
     names = [each.name for each in model_files(path)]
     if not names:
         return ConfigError(f"there is no model file in {path}", hint="give the path of a file")

@@ -46,9 +46,9 @@ class Answer:
     finite: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelReport:
-    """What a model file is and holds.
+    """What a model file is and holds. It shows itself as a table, at a prompt too.
 
     Attributes:
         path: The file, or the folder.
@@ -108,6 +108,8 @@ class ModelReport:
         from perdure.models.report_text import lines_of
 
         return "\n".join(lines_of(self))
+
+    __repr__ = __str__
 
 
 def _json(value: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 _SHOWN = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Restored:
-    """What ``restore`` did.
+    """What ``restore`` did. It shows itself as its statement, at a prompt too.
 
     Attributes:
         path: The checkpoint folder or file that was read.
@@ -32,6 +32,8 @@ class Restored:
 
     def __str__(self) -> str:
         return "\n  ".join(self.lines())
+
+    __repr__ = __str__
 
     def lines(self) -> Iterator[str]:
         """The statement, a line each."""
