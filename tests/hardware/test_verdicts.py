@@ -258,6 +258,14 @@ def test_precision_is_told_with_the_reason_and_the_way_of_this_card(seen):
     assert "trains in bfloat16" in emulated.sentence and "torch.float16" in emulated.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "capability", "told"), [("NVIDIA A100", (8, 0), []), ("Tesla T4", (7, 5), ["slow-precision"])]
+)
+def test_float32_as_tf32_is_fast_where_the_card_has_it(seen, name, capability, told):
+    cards = seen(Scene([working(name=name, capability=capability)]))
+    assert codes(cards, known=around(parameter_dtypes=FP32, tf32=True)) == told
+
+
 @pytest.mark.parametrize(("used_mb", "times"), [(2900, 2), (1500, 4), (300, 8)])
 def test_a_larger_batch_is_advised_by_the_memory_that_is_there(seen, used_mb, times):
     verdict = only(seen(Scene([working(busy=45, used_mb=used_mb)])))

@@ -98,6 +98,21 @@ def test_b67_a_run_on_a_card_whose_model_was_never_moved_stops_after_its_first_s
     assert torch.autocast.__enter__.__qualname__ == "autocast.__enter__"
 
 
+def test_a_card_that_an_earlier_run_used_more_of_is_seen_to_be_used_again(tmp_path, monkeypatch):
+    """A cell that is run again, with parameters that are offloaded on purpose: the peak stays that of before."""
+    run = perdure.Run("job", root=tmp_path, accelerator="cpu")
+    run._watch.device = torch.device("cuda:0")
+    count = {"allocation.all.allocated": 7}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5_000_000)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: dict(count))
+    run._watch.begin(0)
+    assert not run._watch.card_used
+    count["allocation.all.allocated"] = 8
+    assert run._watch.card_used
+    run._watch.stop()
+
+
 def test_no_hook_is_put_on_any_module(tmp_path):
     with perdure.Run("job", root=tmp_path) as run:
         job, loader = Job(), shuffled()

@@ -151,6 +151,18 @@ def test_a_validation_pass_counts_as_waiting_for_data_too(tmp_path):
 # -------------------------------------------------------------------- the live line
 
 
+def test_a_loader_that_draws_from_another_pass_makes_no_wait_count_twice(tmp_path):
+    session = current_session()
+    session.clock = clock = FakeClock()
+    with perdure.Run("job", root=tmp_path, accelerator="cpu") as run:
+        for _ in run.epochs(1):
+            inner = run.batches(torch.utils.data.DataLoader(Slow(clock, 1.0)))
+            for _ in run.batches(batch for batch in inner):
+                clock.forward(1.0)
+    facts = told(tmp_path)["loop"]
+    assert (facts["wait_s"], facts["total_s"]) == (40.0, 80.0)
+
+
 def test_after_a_minute_and_then_every_five_there_is_a_line(tmp_path, stage, capfd):
     stage.set(Scene([t4(temperature_c=71)]))
     go(tmp_path, step_s=15.95, limits=perdure.Limits(window="2 h"))
@@ -325,6 +337,24 @@ def test_mixed_precision_is_known_from_what_is_tracked(tracked, half):
     around = circumstances(world, None, "cuda:0", "process", autocast=False)
     assert around.autocast is half
     assert sum(around.parameter_dtypes.values()) == (12 if "bfloat16" in around.parameter_dtypes else 24)
+
+
+def test_tf32_is_known_by_the_old_name_and_the_new():
+    def allowed():
+        return circumstances(World(), None, "cuda:0", "process", autocast=False).tf32
+
+    assert not allowed()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert allowed()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    products = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, "tf32"
+    try:
+        assert allowed()
+    finally:
+        products.fp32_precision = before
 
 
 def test_workers_and_pinned_memory_are_those_of_the_loader_that_leads(tmp_path, stage, monkeypatch):

@@ -159,7 +159,8 @@ def slow_precision(main: CardUse, around: Circumstances) -> list[Verdict]:
     if main.capability is None or total < SLOW_PRECISION_BYTES or (main.busy_percent or 0) < SLOW_PRECISION_PERCENT:
         return []
     known = precision(main.capability, main.name)
-    plain = not around.autocast and around.parameter_dtypes.get("float32", 0) > total / 2 and known.fp16
+    fast = around.autocast or (around.tf32 and known.tf32) or not known.fp16
+    plain = not fast and around.parameter_dtypes.get("float32", 0) > total / 2
     slow = around.parameter_dtypes.get("bfloat16", 0) > total / 2 and not known.bf16
     if not plain and not slow:
         return []

@@ -86,6 +86,7 @@ class Circumstances:
         parameter_dtypes: Bytes of tracked parameters by dtype: ``{"float32": 44_000_000}``.
         autocast: Mixed precision was seen: an autocast context, a GradScaler, or half-precision parameters.
         mode: ``"batch"``, ``"interactive"`` or ``"process"``.
+        tf32: Products of float32 matrices may be computed in TF32, where the card has it.
     """
 
     device: str = "cpu"
@@ -95,6 +96,7 @@ class Circumstances:
     parameter_dtypes: Mapping[str, int] = field(default_factory=dict)
     autocast: bool = False
     mode: str = "process"
+    tf32: bool = False
 
 
 @dataclass(frozen=True)

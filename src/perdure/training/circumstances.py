@@ -79,4 +79,12 @@ def circumstances(world: World, source: Source | None, device: str, mode: str, *
         parameter_dtypes=sizes,
         autocast=autocast or half or scaled,
         mode=mode,
+        tf32=_tf32(),
     )
+
+
+def _tf32() -> bool:
+    try:
+        return torch.get_float32_matmul_precision() != "highest"
+    except RuntimeError:  # it was set by the newer names, which the older one refuses to speak of
+        return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")

@@ -74,10 +74,11 @@ class Watch:
         self._next_look_s = math.inf
         self._last_event_s = clock.monotonic()
         self._look_at_batch = False
+        self._waiting = False
         self._told: set[str] = set()
         self._told_failure = False
         self._begun = False
-        self._idle_peak_bytes = 0
+        self._taken_before = (0, 0)
 
     @property
     def _on_card(self) -> bool:
@@ -92,7 +93,7 @@ class Watch:
         another_begins()
         self.loop.begin(step)
         self._look_at_batch = True
-        self._idle_peak_bytes = self._own_peak_bytes()
+        self._taken_before = self._taken()
         if self._on_card:
             self._autocast.begin()
         if self._monitor is not None:
@@ -104,8 +105,14 @@ class Watch:
         Raises:
             StopIteration: The pass is over.
         """
+        if self._waiting:  # a loader that draws from another pass: the wait is one
+            return next(feed)
+        self._waiting = True
         began_s = self._clock.monotonic()
-        batch = next(feed)
+        try:
+            batch = next(feed)
+        finally:
+            self._waiting = False
         self.loop.waited(self._clock.monotonic() - began_s)
         if self._look_at_batch:
             self._look_at_batch = False
@@ -166,7 +173,7 @@ class Watch:
     @property
     def card_used(self) -> bool:
         """This process has put something on the card since the loop began."""
-        return self._own_peak_bytes() > self._idle_peak_bytes
+        return self._taken() != self._taken_before
 
     # ---------------------------------------------------------------- a look
 
@@ -275,6 +282,16 @@ class Watch:
         if not self._on_card or not torch.cuda.is_initialized():
             return 0
         return int(torch.cuda.max_memory_allocated(self.device))
+
+    def _taken(self) -> tuple[int, int]:
+        """What shows that memory of the card was taken: how often, and the peak, which an earlier run may have set.
+
+        The asynchronous allocator of CUDA counts no allocations (torch, c10/cuda/CUDAMallocAsyncAllocator.cpp).
+        """
+        if not self._on_card or not torch.cuda.is_initialized():
+            return (0, 0)
+        count = torch.cuda.memory_stats(self.device).get("allocation.all.allocated", 0)
+        return (int(count), self._own_peak_bytes())
 
     def _recent_cards(self) -> tuple[CardUse, ...]:
         return self._monitor.use() if self._monitor is not None else ()
