@@ -23,7 +23,11 @@ def doctor_command(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look at this machine, line by line, each failure with its fix. Exit code 1 if anything failed."""
+    """Does the GPU compute? This machine, a line a check.
+
+    Session and window, driver and cards, a kernel in each framework, cores, memory, disk, inputs, internet. Each
+    failure has its fix. Changes nothing. Exit code 1 if anything failed.
+    """
     checkup = doctor(require=require)
     if json:
         say_json(checkup.as_data())

@@ -67,7 +67,8 @@ def _proof(file: Mapping[str, Any]) -> str:
     if parity["tensors"]:
         words.append(f"{parity['tensors']} tensors bit for bit")
     if parity["outputs"]:
-        words.append(f"outputs differ by at most {max(each['largest'] for each in parity['outputs']):.2g}")
+        largest = max(each["largest"] for each in parity["outputs"])
+        words.append(f"outputs differ by at most {largest:.2g}" if largest else "outputs equal")
     if parity["note"]:
         words.append(parity["note"])
     return "; ".join(words)
