@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hardware.watching import around, codes, loop, watch
 from perdure.hardware.use import CardUse, Circumstances, LoopTimes
 from perdure.hardware.verdicts import CODES, MIN_SAMPLES, after_the_end, judge
-from perdure.testing.nvml import NOT_SUPPORTED, FakeCard, Scene, fake_slice_uuid
+from perdure.testing.nvml import NOT_SUPPORTED, FakeCard, Scene, fake_slice_uuid, fake_uuid
 
 OWN = os.getpid()
 FP32 = {"float32": 44_000_000}
@@ -223,6 +223,20 @@ def test_a_second_card_that_idles_is_told_with_how_to_use_both(seen):
         "2 cards are there and 1 of them works: Tesla T4 (cuda:1) was 0 % busy over 50 s and 1000 steps"
     )
     assert "torch.nn.DataParallel(model)" in verdict.remedy and "CUDA_VISIBLE_DEVICES=1" in verdict.remedy
+
+
+def test_an_idle_card_is_named_so_that_another_process_finds_it(seen, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,3")
+    verdict = only(seen(Scene([FakeCard(), working(), FakeCard(), FakeCard()])))
+    assert "Tesla T4 (cuda:1), Tesla T4 (cuda:2) were 0 % busy" in verdict.sentence
+    assert verdict.remedy.startswith("use them all from one process")
+    assert f"CUDA_VISIBLE_DEVICES={fake_uuid(2)} " in verdict.remedy
+
+
+@pytest.mark.parametrize(("platform", "words"), [("kaggle", "power button"), ("local", "reload the driver")])
+def test_a_lost_card_is_left_in_the_way_of_the_platform(seen, platform, words):
+    lost = Scene([working(lost_after=3)])
+    assert words in only(seen(lost), known=around(platform=platform)).remedy
 
 
 def test_an_idle_card_is_told_with_where_the_steps_run(seen):

@@ -69,12 +69,18 @@ def copy_faster(around: Circumstances) -> str:
     )
 
 
-def use_both(idle: int) -> str:
-    """For a card that nobody uses."""
+def use_more(cards: int, idle: str) -> str:
+    """For a card that nobody uses.
+
+    Args:
+        cards: How many there are.
+        idle: What ``CUDA_VISIBLE_DEVICES`` calls the idle one.
+    """
+    which, times = ("both", "twice") if cards == 2 else ("them all", f"{cards} times")
     return (
-        "use both from one process with model = torch.nn.DataParallel(model), in a notebook too, and a batch twice "
-        "as large in a new run (DistributedDataParallel needs a script started by torchrun); or train another fold "
-        f"on it: CUDA_VISIBLE_DEVICES={idle} for a second process"
+        f"use {which} from one process with model = torch.nn.DataParallel(model), in a notebook too, and a batch "
+        f"{times} as large in a new run (DistributedDataParallel needs a script started by torchrun); or train "
+        f"another fold on it: CUDA_VISIBLE_DEVICES={idle} for a second process"
     )
 
 

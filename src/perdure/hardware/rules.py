@@ -44,10 +44,10 @@ SLOW_PRECISION_BYTES = 4_000_000
 """Busy enough and large enough (a million parameters) that faster numbers pay."""
 
 
-def lost(card: CardUse) -> Verdict:
+def lost(card: CardUse, platform: str) -> Verdict:
     """A card that stopped answering. Said at once: there is no more evidence to come."""
     sentence = f"{_place(card)} has stopped answering: {card.lost}"
-    remedy = f"the run goes on from its last checkpoint in a new session; {fix('card-lost')}"
+    remedy = f"the run goes on from its last checkpoint in a new session; {fix('card-lost', platform)}"
     return Verdict("card-lost", sentence, remedy, {"card": card.index, "samples": card.samples})
 
 
@@ -75,7 +75,7 @@ def starved(main: CardUse | None, loop: LoopTimes, around: Circumstances) -> lis
     part_s = (copy_s if copying else loop.wait_s) / loop.steps
     sentence = (
         f"the loop waits {what} {100 * part_s / step_s:.0f} % of the time "
-        f"({format_duration(part_s)} of {format_duration(step_s)} a step, over {loop.steps} steps)"
+        f"({format_duration(part_s)} of {format_duration(step_s)} a step, over {_steps(loop)})"
     )
     if main is not None and busy is not None:
         sentence += f"; {_place(main)} is {busy:.0f} % busy"
@@ -112,12 +112,14 @@ def second_idle(watched: Sequence[CardUse], loop: LoopTimes) -> list[Verdict]:
     ]
     if not idle or not working:
         return []
+    works, was = "works" if len(working) == 1 else "work", "was" if len(idle) == 1 else "were"
     sentence = (
-        f"{len(watched)} cards are there and {len(working)} of them work"
-        f"{'s' if len(working) == 1 else ''}: {names(idle)} was {_busy(idle[0], loop)}"
+        f"{len(watched)} cards are there and {len(working)} of them {works}: {names(idle)} {was} "
+        f"{_busy(idle[0], loop)}"
     )
     evidence = {**_evidence(idle[0], loop), "idle_cards": len(idle)}
-    return [Verdict("second-card-idle", sentence, remedies.use_both(idle[0].visible_as or 0), evidence)]
+    remedy = remedies.use_more(len(watched), _name_for_cuda(idle[0]))
+    return [Verdict("second-card-idle", sentence, remedy, evidence)]
 
 
 def memory_full(watched: Sequence[CardUse]) -> list[Verdict]:
@@ -197,7 +199,16 @@ def _is_busy(card: CardUse) -> bool:
 
 
 def _busy(card: CardUse, loop: LoopTimes) -> str:
-    return f"{card.busy_percent:.0f} % busy over {format_duration(loop.total_s)} and {loop.steps} steps"
+    return f"{card.busy_percent:.0f} % busy over {format_duration(loop.total_s)} and {_steps(loop)}"
+
+
+def _steps(loop: LoopTimes) -> str:
+    return f"{loop.steps} step{'s' if loop.steps != 1 else ''}"
+
+
+def _name_for_cuda(card: CardUse) -> str:
+    """What another process calls it in ``CUDA_VISIBLE_DEVICES``, where a number counts all cards of the machine."""
+    return str(card.index) if card.index == card.visible_as else card.uuid
 
 
 def _evidence(card: CardUse, loop: LoopTimes) -> dict[str, float]:

@@ -86,6 +86,7 @@ class Circumstances:
         parameter_dtypes: Bytes of tracked parameters by dtype: ``{"float32": 44_000_000}``.
         autocast: Mixed precision was seen: an autocast context, a GradScaler, or half-precision parameters.
         mode: ``"batch"``, ``"interactive"`` or ``"process"``.
+        platform: ``"local"``, ``"kaggle"`` or ``"colab"``, for remedies.
         tf32: Products of float32 matrices may be computed in TF32, where the card has it.
     """
 
@@ -96,6 +97,7 @@ class Circumstances:
     parameter_dtypes: Mapping[str, int] = field(default_factory=dict)
     autocast: bool = False
     mode: str = "process"
+    platform: str = "local"
     tf32: bool = False
 
 

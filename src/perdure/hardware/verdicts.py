@@ -40,7 +40,7 @@ def judge(cards: Sequence[CardUse], loop: LoopTimes, around: Circumstances) -> l
         loop: Where its time went.
         around: What else matters.
     """
-    lost = [rules.lost(card) for card in cards if card.lost and card.visible_as is not None]
+    lost = [rules.lost(card, around.platform) for card in cards if card.lost and card.visible_as is not None]
     seen = [card for card in cards if card.visible_as is not None and not card.lost]
     if not _enough(loop):
         return lost

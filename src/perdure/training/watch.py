@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -192,7 +193,7 @@ class Watch:
             say(f"{self._name}: {live_line(progress, cards, recent, metrics, to_go_s, self._window)}")
             self._hardware_event(cards, recent)
             self._tell_trouble(lost_too=False)
-            self._take(judge(cards, recent, around))
+            self._take(judge(cards, recent, replace(around, platform=self._place.platform)))
 
     @property
     def autocast_seen(self) -> bool:
