@@ -35,15 +35,29 @@ def main() -> None:
 def _prove(job: dict[str, Any]) -> dict[str, Any]:
     if not _bytes_in(job["path"]):
         return {"problems": ["it is empty"]}
-    weights, run = _OPEN[job["kind"]](job)
+    weights, make_run = _OPEN[job["kind"]](job)
     problems = [] if weights is None else _compare_weights(job["expected"], weights, job.get("all", True))
+    answer = {"problems": problems, "tensors": _common(job["expected"], weights or {})}
     if problems or not job.get("batches"):
-        return {"problems": problems, "tensors": 0 if weights is None else _common(job["expected"], weights)}
-    batches = torch.load(job["batches"], weights_only=True)
+        return answer
+    try:
+        problems, outputs = _forward(job, make_run())
+    except Exception as error:
+        if not job.get("graph"):
+            raise
+        problems, outputs = [f"{type(error).__name__}: {error}"], {}
+    if problems and job.get("graph"):  # the weights are right, whatever is wrong with the graph that carries them
+        return answer | {"no_pass": problems[0]}
+    return answer | {"problems": problems, "outputs": outputs}
+
+
+def _forward(job: dict[str, Any], run: Any) -> tuple[list[str], dict[str, dict[str, float]]]:
+    """What is wrong with the outputs, and how far each is from the live model's."""
+    problems: list[str] = []
     outputs: dict[str, dict[str, float]] = {}
-    for batch in batches:
+    for batch in torch.load(job["batches"], weights_only=True):
         problems += _compare_outputs(batch, run(batch["args"], batch["kwargs"]), outputs)
-    return {"problems": problems, "tensors": _common(job["expected"], weights or {}), "outputs": outputs}
+    return problems, outputs
 
 
 def _bytes_in(path: str) -> int:
@@ -55,24 +69,25 @@ def _common(expected: dict[str, Any], weights: dict[str, Any]) -> int:
 
 
 # -------------------------------------------------------------------- ways to open a file
+# Each gives the weights, and a function that makes what runs the model.
 
 
 def _open_pth(job: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     found = torch.load(job["path"], map_location="cpu", weights_only=True, mmap=True)
     weights = found[job["key"]] if job.get("key") else found
-    return weights, _graph_with(job, weights)
+    return weights, lambda: _graph_with(job, weights)
 
 
 def _open_safetensors(job: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     from safetensors.torch import load_file
 
     weights = load_file(job["path"])
-    return weights, _graph_with(job, weights)
+    return weights, lambda: _graph_with(job, weights)
 
 
 def _open_program(job: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     program = torch.export.load(job["path"])
-    return dict(program.state_dict), _runner(program)
+    return dict(program.state_dict), lambda: _runner(program)
 
 
 def _open_onnx(job: dict[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -90,7 +105,7 @@ def _open_onnx(job: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         given = {name: by_name[name].numpy() for name in names}
         return [torch.from_numpy(array.copy()) for array in session.run(None, given)]
 
-    return _initializers(job["path"]), run
+    return _initializers(job["path"]), lambda: run
 
 
 def _initializers(path: str) -> dict[str, Any]:
@@ -108,8 +123,6 @@ _OPEN = {"pth": _open_pth, "safetensors": _open_safetensors, "pt2": _open_progra
 
 def _graph_with(job: dict[str, Any], weights: dict[str, Any]) -> Any:
     """The traced graph with the weights of the file in the place of its own."""
-    if not job.get("graph"):
-        return None
     program = torch.export.load(job["graph"])
     for name, old in program.state_dict.items():
         new = weights[name]

@@ -22,6 +22,8 @@ from perdure.models.live import live_of, resized, twin_of
 
 _TALKATIVE = ("torch.onnx._internal.exporter._registration", "torch.fx.experimental.symbolic_shapes")
 
+_NAMESPACES = ("aten", "prim", "prims", "quantized", "quantized_decomposed", "_c10d_functional", "higher_order")
+
 AXIS = "batch"
 """Name of the axis that may have any size."""
 
@@ -170,13 +172,30 @@ def _cleaned(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
 
 def _cannot_trace(source: Source, error: Exception) -> CannotCarryError:
     name = type(source.module).__name__
-    first = next((line for line in str(error).splitlines() if line.strip()), "")[:120]
     return CannotCarryError(
-        f"torch.export cannot make a graph of {name}: {type(error).__name__}: {first}",
+        f"torch.export cannot make a graph of {name}: {first_line(error)}",
         path=name,
         type_name=type(error).__name__,
         hint='a file of weights can hold it: use "pth" or "safetensors"; a graph cannot branch on values',
     )
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:120]
+    return f"{type(error).__name__}: {first}"
+
+
+def own_operators(source: Source) -> list[str]:
+    """Operators in the graph that are not torch's: of the user or a library, by name, as ``mylib::nms``."""
+    targets = {
+        node.target
+        for module in graph_of(source).program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace not in _NAMESPACES
+    }
+    return sorted(target.name() for target in targets)
 
 
 def weightless(program: torch.export.ExportedProgram, path: Path) -> None:
@@ -193,5 +212,6 @@ def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    zeros = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    one = torch.zeros((), dtype=tensor.dtype)
+    zeros = one.expand(tensor.shape) if tensor.numel() else one.new_empty(tensor.shape)  # no strides of 0 in these
     return torch.nn.Parameter(zeros, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else zeros

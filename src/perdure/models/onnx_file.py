@@ -14,7 +14,7 @@ import torch
 
 from perdure.core.errors import CannotCarryError, MissingExtraError
 from perdure.models.formats import Format, Parity, Source, register
-from perdure.models.graph import AXIS, graph_of, quiet, tensor_inputs
+from perdure.models.graph import AXIS, graph_of, own_operators, quiet, tensor_inputs
 from perdure.models.live import live_of
 from perdure.models.proof import prove_graph
 from perdure.models.tensors import check_graph, check_tensors, full_bytes
@@ -57,6 +57,8 @@ def external(source: Source) -> bool:
 def _write(source: Source, path: Path) -> tuple[str, ...]:
     graph = graph_of(source)
     program = _converted(source)
+    _part_outputs(program.model.graph)
+    _name_ports(source, program.model.graph)
     for value in _values(program.model.graph):
         _name_axes(value)
     _forget_this_machine(program.model)
@@ -67,14 +69,11 @@ def _write(source: Source, path: Path) -> tuple[str, ...]:
 
 def _converted(source: Source) -> Any:
     """The graph in the words of ONNX, not rewritten by an optimiser: runtimes have their own, and names stay."""
-    live = live_of(source)
     try:
         with quiet(), contextlib.redirect_stdout(io.StringIO()):
             program = torch.onnx.export(
                 graph_of(source).program,
                 (),
-                input_names=_names(source),
-                output_names=_output_names(source, list(live.batches[0].outputs)),
                 opset_version=OPSET,
                 dynamo=True,
                 optimize=False,
@@ -86,14 +85,42 @@ def _converted(source: Source) -> Any:
     return program
 
 
+def _part_outputs(graph: Any) -> None:
+    """An output that is an input, or another output, becomes a copy: in ONNX they would share one name."""
+    from onnxscript import ir
+
+    known = {id(value) for value in graph.inputs}
+    for index, value in enumerate(list(graph.outputs)):
+        if id(value) in known:
+            copied = ir.Node("", "Identity", [value])
+            copied.outputs[0].shape, copied.outputs[0].type = value.shape, value.type
+            graph.append(copied)
+            graph.outputs[index] = copied.outputs[0]
+        known.add(id(graph.outputs[index]))
+
+
+def _name_ports(source: Source, graph: Any) -> None:
+    """The names of the model for what goes in and out; a value inside that has such a name by chance makes way."""
+    outputs = _output_names(source, graph)
+    names = {id(value): name for value, name in zip(graph.inputs, _names(source), strict=True)}
+    names |= {id(value): name for value, name in zip(graph.outputs, outputs, strict=True)}
+    ports = set(names.values())
+    for node in graph:
+        for value in node.outputs:
+            if value.name in ports and id(value) not in names:
+                value.name = f"{node.name}/{value.name}"
+    for value in (*graph.inputs, *graph.outputs):
+        value.name = names[id(value)]
+
+
 def _names(source: Source) -> list[str]:
     return list(tensor_inputs(graph_of(source).program))
 
 
-def _output_names(source: Source, names: list[str]) -> list[str]:
-    """An output may not have the name of an input."""
-    inputs = set(_names(source))
-    return [f"{name}_out" if name in inputs else name for name in names]
+def _output_names(source: Source, graph: Any) -> list[str]:
+    """An output may not have the name of an input or of a weight."""
+    taken = {*_names(source), *graph.initializers}
+    return [f"{name}_out" if name in taken else name for name in live_of(source).batches[0].outputs]
 
 
 def _name_axes(value: Any) -> None:
@@ -127,7 +154,8 @@ def _cannot_convert(source: Source, error: Exception) -> CannotCarryError:
     found = re.search(
         r"No ONNX function found for <OpOverload\(op='([\w.:]+)'|No decompositions.*?'([\w.:]+)'", text
     )
-    operator = next((name for name in found.groups() if name), "") if found else ""
+    own = own_operators(source)
+    operator = own[0] if own else next((name for name in found.groups() if name), "") if found else ""
     first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     what = (
         f"onnx has no word for the operator {operator}"
@@ -138,7 +166,7 @@ def _cannot_convert(source: Source, error: Exception) -> CannotCarryError:
         what,
         path=type(source.module).__name__,
         type_name=operator or type(error).__name__,
-        hint='use the format "pt2"',
+        hint='use "pth" or "safetensors", which hold the weights' if own else 'use the format "pt2"',
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from perdure.core.errors import CannotCarryError, CorruptError
 from perdure.models.formats import Format, Parity, Source, register
-from perdure.models.graph import graph_of, save_program
+from perdure.models.graph import graph_of, own_operators, save_program
 from perdure.models.proof import prove_graph
 from perdure.models.tensors import check_graph, check_tensors, full_bytes
 
@@ -22,7 +23,18 @@ def _write(source: Source, path: Path) -> tuple[str, ...]:
 
 
 def _prove(source: Source, path: Path) -> Parity:
-    return prove_graph(source, path, "pt2", "torch.export.load")
+    try:
+        return prove_graph(source, path, "pt2", "torch.export.load")
+    except CorruptError as error:
+        if own := own_operators(source):
+            raise CannotCarryError(
+                f"a pt2 file cannot hold the operator {own[0]}: only its name, and whoever loads the file has not "
+                "the code of it",
+                path=type(source.module).__name__,
+                type_name=own[0],
+                hint='use "pth" or "safetensors", which hold the weights',
+            ) from error
+        raise
 
 
 PT2 = register(

@@ -14,7 +14,7 @@ from perdure.core.errors import CannotCarryError, ConfigError, CorruptError
 from perdure.core.say import warn
 from perdure.models._proof_child import digest_of, distance
 from perdure.models.formats import Difference, Parity, Source
-from perdure.models.graph import graph_of, weightless
+from perdure.models.graph import first_line, graph_of, own_operators, weightless
 from perdure.models.live import Batch, dtype_name, live_of, run_twin
 from perdure.models.prover import folder_of, prover_of
 from perdure.models.tensors import plain_tensors
@@ -83,10 +83,17 @@ def prove_weights(source: Source, path: Path, kind: str, loader: str, key: str =
         CorruptError: It is not what was written.
     """
     job: dict[str, Any] = {"kind": kind, "path": str(path), "expected": expected_of(source), "key": key}
+    answer: Mapping[str, Any] = {"died": True}
     note = _why_no_graph(source)
     if not note:
-        job |= {"graph": str(graph_file(source)), "batches": str(batches_file(source))}
-    parity, far = _asked(source, path, loader, job)
+        answer = prover_of(source).ask(
+            {**job, "graph": str(graph_file(source)), "batches": str(batches_file(source))}
+        )
+        if answer.get("died"):  # of the graph, perhaps: then the weights alone are proved
+            note = f"{_NO_PASS}{answer['problems'][0]}"
+        elif "no_pass" in answer:
+            note = f"{_NO_PASS}{_why_not_there(source, answer['no_pass'])}"
+    parity, far = _judged(source, path, loader, prover_of(source).ask(job) if answer.get("died") else answer)
     if note and "live" in source.scratch:
         return _run_here(source, path, kind, key, replace(parity, note=note))
     if far:
@@ -128,10 +135,19 @@ def _why_no_graph(source: Source) -> str:
         return f"{_NO_PASS}no example was given"
     try:
         names = set(graph_of(source).program.state_dict)
+        graph_file(source)
     except (CannotCarryError, ConfigError) as error:
         return f"{_NO_PASS}{error.what}"
+    except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:
+        return f"{_NO_PASS}torch cannot save its graph: {first_line(error)}"  # each version has limits of its own
     missing = sorted(names - set(source.tensors))
     return f"{_NO_PASS}the graph has {missing[0]}, and the file has not" if missing else ""
+
+
+def _why_not_there(source: Source, problem: str) -> str:
+    if own := own_operators(source):
+        return f"its graph calls {own[0]}, whose code a fresh process has not"
+    return f"its graph does not run in a fresh process: {problem.splitlines()[0]}"
 
 
 def prove_graph(source: Source, path: Path, kind: str, loader: str, **more: Any) -> Parity:
@@ -141,7 +157,7 @@ def prove_graph(source: Source, path: Path, kind: str, loader: str, **more: Any)
         CorruptError: It is not what was written, or its outputs differ.
     """
     job = {"kind": kind, "path": str(path), "expected": expected_of(source), "batches": str(batches_file(source))}
-    parity, far = _asked(source, path, loader, {**job, **more})
+    parity, far = _judged(source, path, loader, prover_of(source).ask({**job, **more}))
     if far:
         raise CorruptError(
             f"the model file gives other numbers than the live model: {path.name}",
@@ -159,13 +175,12 @@ def _repeats_itself(source: Source) -> bool:
     return all(torch.equal(again[name], first) for name, first in live.batches[0].outputs.items())
 
 
-def _asked(source: Source, path: Path, loader: str, job: Mapping[str, Any]) -> tuple[Parity, list[str]]:
+def _judged(source: Source, path: Path, loader: str, answer: Mapping[str, Any]) -> tuple[Parity, list[str]]:
     """What the process found, and which outputs are too far from the live model's.
 
     Raises:
         CorruptError: The file is not what was written.
     """
-    answer = prover_of(source).ask(job)
     if answer.get("perdure"):
         raise AssertionError("the process that proves has imported perdure")
     if answer["problems"]:

@@ -63,7 +63,7 @@ class Prover:
             problem = f"the process that opened it {_ending(self._process.wait())}{self._last_words()}"
             self._end()
         self._process = self._start()
-        return {"problems": [problem]}
+        return {"problems": [problem], "died": True}
 
     def _answer(self, job: str, mark: str) -> dict[str, Any]:
         assert self._process.stdin is not None

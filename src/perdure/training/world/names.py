@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from perdure.core.errors import CannotCarryError
+
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -63,6 +65,13 @@ class ModuleNames:
 
 def _walk(module: nn.Module, name: str, raw: str, above: set[int]) -> Iterator[tuple[str, str, nn.Module]]:
     """Canonical name, name and module of every module, depth first; cycles are not followed."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise CannotCarryError(
+            f"{raw or 'the model'} is a TorchScript program, which keeps its parameters to itself",
+            path=raw,
+            type_name="ScriptModule",
+            hint="give the module that it was made of: torch.jit.script shares its parameters",
+        )
     yield name, raw, module
     above.add(id(module))
     for key, child in module._modules.items():
