@@ -281,6 +281,55 @@ def test_what_is_no_model_file_is_told_as_what_it_is(tmp_path: Path, content: by
         check_model(tmp_path / "model.pth")
 
 
+def _bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("m/data.pkl", "m/version"):
+            archive.writestr(name, bytes(200 << 20))
+
+
+def _circle(path: Path) -> None:
+    circle: dict = {"a": torch.zeros(2)}
+    circle["again"] = circle
+    torch.save(circle, path)
+
+
+def _cut_data(path: Path) -> None:
+    model = _small_onnx()
+    onnx.save(model, path, save_as_external_data=True, location="data", size_threshold=0)
+    (path.parent / "data").write_bytes(b"cut")
+
+
+def _hollow(path: Path) -> None:
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.create_dataset("kernel", shape=(1 << 24, 1 << 24), dtype="f4", chunks=(1 << 10, 1 << 10))
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "words"),
+    [
+        ("bomb.pth", _bomb, "unpack to 419 MB"),
+        ("circle.pth", _circle, "RecursionError"),
+        ("wide.pth", lambda path: torch.save({"a": torch.zeros(1).expand(1 << 24, 1 << 24)}, path), "memory"),
+        ("cut.onnx", _cut_data, "External data|data"),
+        ("hollow.h5", _hollow, "allocate"),
+        ("none.index.json", lambda path: path.write_text('{"weight_map": {}}'), "no known kind|no files"),
+        (
+            "model.safetensors.index.json",
+            lambda path: path.write_text(json.dumps({"weight_map": {"a": path.name}})),
+            "no files with tensors",
+        ),
+    ],
+)
+def test_a_file_that_would_fill_the_memory_or_never_end_is_an_error_in_words(
+    tmp_path: Path, name: str, make, words: str
+) -> None:
+    make(tmp_path / name)
+    with pytest.raises(CorruptError, match=words):
+        check_model(tmp_path / name)
+
+
 HEADS = [
     b"PK\x03\x04",
     b"\x80\x02",

@@ -427,6 +427,32 @@ def test_a_class_that_is_gone_is_said_and_is_no_trace(tmp_path, monkeypatch):
         perdure.restore(tmp_path / "c.pth", trust=True, model=net(1))
 
 
+def test_what_is_no_model_is_told_as_what_it_is(tmp_path):
+    for name in ("m.pth", "m.safetensors"):
+        (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
+        with pytest.raises(CorruptError, match="a pointer of Git LFS"):
+            perdure.restore(tmp_path / name, model=net(1))
+    (tmp_path / "m.pth").write_text("hello, I am a text")
+    with pytest.raises(CorruptError, match="is no file of torch.save"):
+        perdure.restore(tmp_path / "m.pth", model=net(1))
+
+
+def test_a_file_without_checksums_comes_in_and_one_that_would_fill_the_memory_does_not(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(net(0).state_dict(), tmp_path / "m.pth")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    model = net(1)
+    perdure.restore(tmp_path / "m.pth", model=model)
+    assert all(torch.equal(value, net(0).state_dict()[name]) for name, value in model.state_dict().items())
+    with zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("m/version", "3")
+        archive.writestr("m/data.pkl", bytes(300 << 20))
+    with pytest.raises(CorruptError, match="would unpack to 315 MB"):
+        perdure.restore(tmp_path / "bomb.pth", model=model)
+
+
 # ---------------------------------------------------------------- safetensors, indexes, programs
 
 

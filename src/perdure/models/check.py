@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.core.errors import ConfigError, CorruptError, PerdureError
 from perdure.models.card import CARD, find_entry
-from perdure.models.contents import Contents
+from perdure.models.contents import Contents, damaged
 from perdure.models.digests import digest, size
 from perdure.models.examples import example_from
 from perdure.models.formats import Example
@@ -69,8 +69,7 @@ def check_model(
     kind = kind_of(file)
     inputs = _inputs(example, input_shapes)
     card = compare_with_card(file)
-    contents = _read(file, kind, trust)
-    rows = _rows(contents)
+    contents, rows = _looked_through(file, kind, trust)
     main = [row for row in rows if contents.main is None or contents.main(row.name)]
     report = ModelReport(
         path=file,
@@ -140,6 +139,17 @@ def _inputs(example: Any, shapes: Sequence[str]) -> Example | None:
     if isinstance(example, Mapping):
         return Example(kwargs=example)
     return Example(tuple(example) if isinstance(example, (tuple, list)) else (example,))
+
+
+def _looked_through(path: Path, kind: str, trust: bool) -> tuple[Contents, list[Row]]:
+    """What a reader says of a file, and its tensors; whatever else goes wrong in it is the fault of the file."""
+    try:
+        contents = _read(path, kind, trust)
+        return contents, _rows(contents)
+    except PerdureError:
+        raise
+    except Exception as error:  # strangers' files lead libraries to errors of any kind
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
 def _read(path: Path, kind: str, trust: bool) -> Contents:

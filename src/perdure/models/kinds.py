@@ -45,10 +45,14 @@ def kind_of(path: Path) -> str:
         raise UnreadableError(f"{path}: {error.strerror or error}", path=path, hint="check the path") from error
     if not head:
         raise CorruptError(f"{path} is empty", path=path, hint="it was cut short; copy it again")
-    for start, what in _NOT_IT.items():
-        if head.lower().startswith(start):
-            raise damaged(path, what)
+    if what := no_model(head):
+        raise damaged(path, what)
     return _by_head(path, head)
+
+
+def no_model(head: bytes) -> str:
+    """What a file that begins so is in place of a model, where people often have it; else empty."""
+    return next((what for start, what in _NOT_IT.items() if head.lower().startswith(start)), "")
 
 
 def only_file(path: Path) -> Path:

@@ -55,6 +55,8 @@ def read_index(path: Path, trust: bool, read: Callable[[Path, bool], Contents]) 
     shards = sorted(set(map(str, index.values())))
     if outside := [name for name in shards if Path(name).name != name]:
         raise damaged(path, f"it names a file outside of its folder: {outside[0]}")
+    if not shards or any(name.endswith(".index.json") for name in shards):
+        raise damaged(path, "it names no files with tensors")
     if missing := [name for name in shards if not (path.parent / name).is_file()]:
         raise CorruptError(
             f"{path} is not complete: {len(missing)} of {len(shards)} files are not there",

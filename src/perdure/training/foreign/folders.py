@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from perdure.core.errors import NoCheckpointError
+from perdure.core.errors import CorruptError, NoCheckpointError
+from perdure.models.kinds import no_model
 from perdure.training.foreign.content import Content, corrupt
 from perdure.training.foreign.torchfile import load, read_torch, unreadable
 
@@ -43,7 +44,13 @@ def read_safetensors(path: Path) -> Content:
 
 def _tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
+        with open(path, "rb") as file:
+            what = no_model(file.read(64))
+        if what:
+            raise corrupt(path, what)
         tensors: dict[str, torch.Tensor] = load_file(path)
+    except CorruptError:
+        raise
     except SafetensorError as error:
         raise corrupt(path, f"is no whole safetensors file: {error}") from None
     except OSError as error:

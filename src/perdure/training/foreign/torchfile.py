@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from perdure.core.errors import PerdureError, UnreadableError, UnsafeFileError
+from perdure.models.kinds import no_model
+from perdure.models.zips import check_zip
 from perdure.training.foreign.content import Content, corrupt, no_states
 
 PICKLE = b"\x80"
@@ -75,7 +77,10 @@ def load(path: Path, *, trust: bool) -> Any:
     """The object in a file of ``torch.save``; errors as ``read_torch``."""
     try:
         with open(path, "rb") as file:
-            head = file.read(4)
+            start = file.read(64)
+        head = start[:4]
+        if what := no_model(start):
+            raise corrupt(path, what)
         if head == ZIP:
             _check_archive(path)
         with warnings.catch_warnings():
@@ -94,6 +99,8 @@ def load(path: Path, *, trust: bool) -> Any:
             f"{path} needs code that is not here: {error}", path=path, hint="import or install it, then try again"
         ) from error
     except _CUT_SHORT as error:
+        if start and head[:1] != PICKLE and head != ZIP:
+            raise corrupt(path, "is no file of torch.save") from None
         raise corrupt(path, (str(error) or "it ends too early").splitlines()[0][:200]) from None
     except OSError as error:
         raise unreadable(path, error) from error
@@ -114,9 +121,7 @@ def _check_archive(path: Path) -> None:
         if names & {"archive_format", "serialized_exported_program.json"} or "models/model.json" in names:
             hint = "torch.export.load(path).state_dict gives its tensors; save those with torch.save"
             raise no_states(path, "a program of torch.export", hint)
-        bad = archive.testzip()
-    if bad is not None:
-        raise zipfile.BadZipFile(f"{bad} does not have the checksum that was written")
+    check_zip(path)
 
 
 def _unsafe(path: Path, message: str) -> UnsafeFileError:
