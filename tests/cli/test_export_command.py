@@ -25,9 +25,15 @@ import torch
 from torch import nn
 
 
+class Net(nn.Sequential):
+    def forward(self, x):
+        print("forward")
+        return super().forward(x)
+
+
 def build_model():
     print("building")
-    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
+    return Net(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 2))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,4 +66,5 @@ def _check(file: Path, example: Path | None, shapes: list[str], trust: bool) -> 
             f"perdure check-model needs {error.name}, which is not installed",
             hint="install PyTorch the way pytorch.org says for your machine; Perdure uses the one that is there",
         ) from None
-    return check_model(file, example=example, input_shapes=shapes, trust=trust)
+    with redirect_stdout(sys.stderr):  # what a trusted file prints is no data
+        return check_model(file, example=example, input_shapes=shapes, trust=trust)

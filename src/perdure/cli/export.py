@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -146,11 +147,12 @@ def _folder(runs: Path, read: Read) -> Path:
 
 @contextmanager
 def _library_quiet() -> Iterator[None]:
-    """What the library would say line by line is data here; its warnings stay."""
+    """What the library would say line by line is data here; its warnings stay. What a model prints is no data."""
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
         logger.setLevel(level)
 
