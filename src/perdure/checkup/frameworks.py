@@ -139,7 +139,8 @@ def _keras_check(probe: Probe, probes: Mapping[str, Probe], cards: Sequence[Card
     remedy = f"see the line {probe.backend}"
     if others and probe.backend not in others:
         remedy = f"KERAS_BACKEND={others[0]} before the first import of keras, or {remedy}"
-    return Check("keras", "failed", f"{fact} although there is {_count_cards(cards)}", remedy, details)
+    there = f"there {'is' if len(cards) == 1 else 'are'} {_count_cards(cards)}"
+    return Check("keras", "failed", f"{fact} although {there}", remedy, details)
 
 
 def _version(probe: Probe) -> str:

@@ -57,7 +57,8 @@ def beside_the_cpu(seen: Sequence[CardUse], loop: LoopTimes) -> list[Verdict]:
     if not known or len(known) < len(seen) or any(_is_busy(card) for card in known):
         return []
     card = known[0]
-    sentence = f"the run trains on the CPU, and {names(known)} beside it does nothing ({_busy(card, loop)})"
+    do = "do" if len(known) > 1 else "does"
+    sentence = f"the run trains on the CPU, and {names(known)} beside it {do} nothing ({_busy(card, loop)})"
     return [Verdict("card-idle", sentence, remedies.ON_THE_CPU, _evidence(card, loop))]
 
 
