@@ -13,6 +13,7 @@ import time
 import pytest
 
 import perdure
+import perdure.training.run
 from perdure.checkpoint.store import Store
 from perdure.core.paths import RunPaths
 from perdure.testing.clock import FakeClock
@@ -97,6 +98,42 @@ def test_handlers_are_given_back_when_the_loop_ends(tmp_path):
     with perdure.Run("job", root=tmp_path) as run:
         loop(run)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_inside_the_loop_of_another_leaves_it_the_signals(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    with perdure.Run("outer", root=tmp_path) as outer:
+        for epoch in outer.epochs(3):
+            with perdure.Run("inner", root=tmp_path / str(epoch)) as inner:
+                loop(inner, epochs=1)
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert inner.finished and not outer.finished
+    assert newest(tmp_path, "outer").position.epoch == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_child_that_the_user_forks_in_the_loop_ends_without_a_word_about_the_run(tmp_path, capfd):
+    def script(root):
+        with perdure.Run("job", root=root) as run:
+            job = Job()
+            run.track(**job.tracked())
+            for epoch in run.epochs(2):
+                if epoch == 1 and (pid := os.fork()) == 0:
+                    sys.exit(0)  # leaves the block as well
+        return os.waitpid(pid, 0)[1], run.finished
+
+    def child_leaves_early(root):
+        parent = os.getpid()
+        try:
+            return script(root)
+        finally:
+            if os.getpid() != parent:
+                perdure.training.run._close_all()
+                os._exit(0)
+
+    assert in_new_process(child_leaves_early, tmp_path) == (0, True)
+    assert json.loads((tmp_path / "job" / "session.json").read_text())["status"] == "finished"
+    assert "failed" not in (tmp_path / "job" / "events.jsonl").read_text()
 
 
 def test_a_handler_of_someone_else_is_called_too(tmp_path):

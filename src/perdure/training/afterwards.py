@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -104,6 +105,9 @@ def another_begins() -> None:
     """A loop begins in this process: what was to be said of earlier ones is out of date."""
     for reminder in list(_pending):
         reminder.cancel()
+
+
+os.register_at_fork(after_in_child=_pending.clear)
 
 
 @atexit.register

@@ -412,7 +412,7 @@ class Engine:
         self.looping = False
         self.state.calls.close_all()
         self.watch.stop()
-        self._board.stop_flag.restore()
+        self._board.stop_flag.release()
 
     def _leave(self, status: str, reason: str) -> None:
         self.looping = False
@@ -421,7 +421,7 @@ class Engine:
         self._journal.event(status, step=self.step, session=self._saver.session_number, reason=reason)
         self._journal.flush()
         self.tell_status(status, reason)
-        self._board.stop_flag.restore()
+        self._board.stop_flag.release()
 
     def _save(self, reason: str) -> bool:
         self.asked = False

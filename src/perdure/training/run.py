@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import weakref
@@ -106,6 +107,7 @@ class Run:
         if seed is not None:
             seed_global(_check_seed(seed))
         self._session = session
+        self._pid = os.getpid()
         self._resume = resume
         self._accelerator = accelerator
         self._device: torch.device | None = None
@@ -359,6 +361,8 @@ class Run:
     def _close(self, error: BaseException | None) -> None:
         if self in _stack:
             _stack.remove(self)
+        if self._pid != os.getpid():  # a child that the user forked ends: the run is its parent's
+            return
         if isinstance(error, SessionPaused):
             self._store.close()
             return

@@ -26,6 +26,7 @@ class StopFlag:
         self._earlier: dict[int, Any] = {}
         self._pid = 0
         self._cell: int | None = None
+        self._loops: list[int | None] = []  # those that have begun and not ended, by the cell that they are in
 
     def forget(self) -> None:
         """A run begins. In a notebook, what was interrupted in an earlier cell was that cell."""
@@ -33,15 +34,26 @@ class StopFlag:
             self.reason = ""
 
     def install(self) -> None:
-        """Take SIGTERM and SIGINT over; only the main thread can."""
+        """A loop begins: take SIGTERM and SIGINT over; only the main thread can."""
+        self._loops.append(cell_number())
         if self._earlier or threading.current_thread() is not threading.main_thread():
             return
         self._pid = os.getpid()
         for number in _SIGNALS:
             self._earlier[number] = signal.signal(number, self._handle)
 
+    def release(self) -> None:
+        """A loop has ended. The signals are given back, unless it ran inside the loop of another run.
+
+        One that failed in an earlier cell, and was never closed, does not count.
+        """
+        self._loops = self._loops[:-1]
+        if cell_number() not in self._loops:
+            self.restore()
+
     def restore(self) -> None:
         """Give the signals back."""
+        self._loops = []
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._earlier.items():
