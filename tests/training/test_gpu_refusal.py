@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -29,11 +30,26 @@ def refused(accelerator="gpu", promised="", platform="local", **more):
     return caught.value
 
 
-def test_b67_a_torch_that_is_built_for_the_cpu_is_refused_with_the_way_back():
+def test_b67_a_torch_that_is_built_for_the_cpu_is_refused_with_the_way_back(stage):
+    stage.set(Scene([FakeCard(), FakeCard()]))
     error = refused(platform="kaggle")
     assert f"a GPU was asked for, but this torch ({torch.__version__}) is built for the CPU only" in error.what
     assert "take the cell out that installs torch over the image's" in error.hint
     assert 'accelerator="cpu"' in error.hint
+
+
+def test_the_switch_that_was_forgotten_is_named_where_the_image_without_a_card_has_a_torch_for_the_cpu(stage):
+    stage.set(Scene(init_error=9))
+    error = refused(platform="kaggle")
+    assert f"this torch ({torch.__version__}) is built for the CPU only" in error.what
+    assert "the NVIDIA driver is installed, but it does not run" in error.what
+    assert "Settings > Accelerator > GPU T4 x2" in error.hint and "installs torch" not in error.hint
+
+
+def test_a_driver_that_hangs_holds_no_refusal_up(monkeypatch):
+    monkeypatch.setattr(device, "CARDS_S", 0.05)
+    monkeypatch.setattr(device, "read_cards", threading.Event().wait)
+    assert "take the cell out" in refused(platform="kaggle").hint
 
 
 def test_a_gpu_that_the_platform_promised_is_refused_too_and_the_promise_is_named(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import torch
 
 from perdure.core.errors import AcceleratorError, ConfigError
 from perdure.core.intervals import format_duration
-from perdure.hardware.cards import read_cards
+from perdure.hardware.cards import Cards, read_cards
 from perdure.hardware.fixes import fix
 from perdure.training.session import do_not_wait_at_exit
 
@@ -20,6 +20,9 @@ ACCELERATORS = ("auto", "gpu", "cpu")
 
 FIRST_KERNEL_S = 45.0
 """How long the first kernel may take; setting up CUDA takes up to 20 s on a hosted machine that has just begun."""
+
+CARDS_S = 10.0
+"""How long the driver may take to say which cards there are."""
 
 
 class Trouble(NamedTuple):
@@ -75,6 +78,8 @@ def choose_device(
         do_not_wait_at_exit()
     if accelerator == "gpu" or promised or hung:
         asked = "a GPU was asked for" if accelerator == "gpu" else "a GPU is expected here"
+        if trouble.code == "cpu-torch" and not promised:
+            trouble = _missing_card() or trouble
         because = f" ({promised})" if promised and accelerator != "gpu" else ""
         raise AcceleratorError(
             f"{asked}{because}, but {trouble.what}",
@@ -100,6 +105,18 @@ def _trouble(timeout_s: float) -> Trouble | None:
         return answer[0]
     waited = format_duration(timeout_s)
     return Trouble(f"the first kernel on card {index} has not come back after {waited}", "hung-kernel")
+
+
+def _missing_card() -> Trouble | None:
+    """What comes before a torch for the CPU: no card. The image of a session without one has such a torch."""
+    answer: list[Cards] = []
+    thread = threading.Thread(target=lambda: answer.append(read_cards()), name="perdure-cards", daemon=True)
+    thread.start()
+    thread.join(CARDS_S)
+    if not answer or answer[0].trouble_code not in ("no-library", "no-driver", "no-cards"):
+        return None
+    what = f"{answer[0].trouble}, and this torch ({torch.__version__}) is built for the CPU only"
+    return Trouble(what, answer[0].trouble_code)
 
 
 def _try(index: int) -> Trouble | None:
