@@ -60,6 +60,7 @@ class Reminder:
         """The run has ended."""
         if not after_the_end(self._cards, 0.0, self._around, platform=self._platform):
             return
+        another_begins()  # one that ran inside of this one's loop has no more to say
         _pending.add(self)
         threading.Thread(target=self._run, name="perdure-reminder", daemon=True).start()
 
