@@ -54,3 +54,12 @@ def test_memory_that_is_held_for_a_moment_is_seen(export: ModuleType) -> None:
             held += 1
         del held
     assert 80e6 < highest() < 200e6
+
+
+def test_what_watching_costs_is_said_as_it_was_measured_and_is_below_a_thousandth_of_a_core() -> None:
+    figures = json.loads((REPOSITORY / "benchmarks/results/watching.json").read_text())
+    page = (REPOSITORY / "docs/performance.md").read_text()
+    look, share = figures["look_us"] / 1000, figures["share_of_a_core_percent"]
+    assert f"{look:.2f} ms: {share:.3f} % of a core" in page
+    assert f"| {figures['step_us']:.1f} µs |" in page
+    assert share < 0.1
