@@ -37,7 +37,7 @@ def test_a_checkpoint_in_which_nothing_was_tracked_is_empty(root: Path, capsys) 
     save(root, {"objects": {}, "vars": {}}, "generators/torch")
     assert main(["checkpoints", "digits"]) == 1
     captured = capsys.readouterr()
-    assert "the newest checkpoint of digits is empty: nothing was tracked in it" in captured.err
+    assert "the newest checkpoint of digits is empty: nothing was tracked in it\nhint: track in" in captured.err
     assert "  empty" in captured.out
     assert main(["checkpoints", "digits", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["checkpoints"][0]["empty"] is True

@@ -527,7 +527,7 @@ def test_an_output_that_is_not_finite_is_a_problem(made: Path) -> None:
 
 def test_inputs_that_do_not_fit_are_answered_with_what_does(made: Path) -> None:
     with pytest.raises(ConfigError, match=r"it takes images float32 \[batch, 4\]"):
-        check_model(made / "small.onnx", input_shapes=["1,5"])
+        check_model(made / "small.onnx", input_shapes="1,5")
     with pytest.raises(ConfigError, match="holds no graph"):
         check_model(made / "model.pth", input_shapes=["1,5"])
     with pytest.raises(ConfigError, match="say the same thing"):

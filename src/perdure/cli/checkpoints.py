@@ -18,6 +18,10 @@ from perdure.core.runs import find_runs, pick_run
 
 HEADS = ("run", "checkpoint", "step", "epoch", "made", "why", "size", "state", "metrics")
 
+EMPTY = "is empty: nothing was tracked in it"
+HINT_EMPTY = "track in the script what has to survive: run.track(model=model, optimizer=optimizer)"
+HINT = "run.save() in the loop asks for one; perdure status says how the run stands"
+
 
 def checkpoints_command(names: Names = None, root: Root = None, json: Json = False) -> None:
     """The checkpoints of each run, newest first. When and why made, how large, healthy or not, metrics. Exit code
@@ -34,7 +38,7 @@ def checkpoints_command(names: Names = None, root: Root = None, json: Json = Fal
         note(f"no checkpoints below {folder}")
     missing = [what for name in names or () if (what := missing_in(name, rows))]
     for what in missing:
-        complain(what, "run.save() in the loop asks for one; perdure status says how the run stands")
+        complain(what, HINT_EMPTY if what.endswith(EMPTY) else HINT)
     if missing:
         raise typer.Exit(1)
 
@@ -47,7 +51,7 @@ def missing_in(name: str, rows: Sequence[Mapping[str, Any]]) -> str:
         return f"{name} has no checkpoint"
     if not good:
         return f"every checkpoint of {name} is damaged"
-    return f"the newest checkpoint of {name} is empty: nothing was tracked in it" if good[0]["empty"] else ""
+    return f"the newest checkpoint of {name} {EMPTY}" if good[0]["empty"] else ""
 
 
 def _show(rows: Sequence[dict[str, Any]], disk: Mapping[str, int]) -> None:

@@ -39,7 +39,7 @@ def check_model(
     path: Path | str,
     *,
     example: Any = None,
-    input_shapes: Sequence[str] = (),
+    input_shapes: str | Sequence[str] = (),
     trust: bool = False,
 ) -> ModelReport:
     """Look at a model file of any kind: is it whole, what is in it, is it safe to load, does it run.
@@ -53,7 +53,7 @@ def check_model(
             name.
         example: Inputs for a forward pass: a tensor, a tuple of inputs, a dict of inputs by name, or the path of a
             file (``.npy``, ``.npz``, ``.pt``).
-        input_shapes: Shapes for made-up inputs instead, such as ``"1,3,224,224"`` or ``"1,128:int64"``.
+        input_shapes: Shapes for made-up inputs instead: ``"1,3,224,224"``, or ``["1,128:int64", "1,128:bool"]``.
         trust: Load also what can run code. Only for files of people you trust.
 
     Returns:
@@ -129,7 +129,8 @@ def _otherwise(file: Path, told: Mapping[str, Any]) -> str:
     return f"{file.name} has as many bytes as were written, but others"
 
 
-def _inputs(example: Any, shapes: Sequence[str]) -> Example | None:
+def _inputs(example: Any, shapes: str | Sequence[str]) -> Example | None:
+    shapes = [shapes] if isinstance(shapes, str) else shapes
     if example is None or isinstance(example, (str, Path)):
         return example_from(None if example is None else Path(example), shapes)
     if shapes:
