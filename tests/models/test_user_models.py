@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -86,6 +87,36 @@ def test_empty_buffers_are_proved_with_the_rest(tmp_path: Path, source) -> None:
         "one": (1,),
         "count": (),
     }
+
+
+def test_a_wrapped_forward_and_hooks_work_on_the_copy_and_not_on_the_live_model(tmp_path: Path, source) -> None:
+    class Counting(nn.BatchNorm1d):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    def wrapped(forward):
+        @functools.wraps(forward)
+        def autocast(*args, **kwargs):
+            return forward(*args, **kwargs) + 1
+
+        return autocast
+
+    def seeing(seen: list, of: nn.Module):
+        return lambda module, inputs, output: (seen.append(output), of.extra.append(1))[:0] or None
+
+    model, seen = Counting(2).train(), []
+    model.extra = []
+    model.forward = wrapped(wrapped(model.forward))
+    model.register_forward_hook(seeing(seen, model))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for made in export(source(model, torch.randn(4, 2)), tmp_path, "pth", "pt2"):
+        assert made.parity.outputs[0].largest == 0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model.calls, seen, model.extra) == (0, [], [])
+    assert torch.export.load(tmp_path / "m.pt2").module()(torch.zeros(3, 2)).tolist() == [[2, 2]] * 3
 
 
 class Returns(nn.Module):

@@ -19,9 +19,7 @@ import torch
 from torch import nn
 
 from perdure.core.errors import CannotCarryError
-
-_LEFT_ALONE = (torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.optim.Optimizer, torch.Generator)
-"""Attributes of these types stay the live objects: no forward pass needs them, and copies may be large."""
+from perdure.models.closures import LEFT_ALONE, rebound
 
 
 def make_twin(module: nn.Module) -> nn.Module:
@@ -55,7 +53,7 @@ def _prepared(module: nn.Module) -> dict[int, Any]:
         for value in vars(owner).values():
             if isinstance(value, torch.Tensor):  # deepcopy refuses those that are results of a computation
                 memo[id(value)] = value.detach().cpu().clone()
-            elif isinstance(value, _LEFT_ALONE) or "Trainer" in type(value).__name__:
+            elif isinstance(value, LEFT_ALONE) or "Trainer" in type(value).__name__:
                 memo[id(value)] = value
     for parameter in module.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().cpu(), requires_grad=False)
@@ -70,6 +68,11 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         if (inner := unwrapped(owner)) is not owner:
             memo[id(owner)] = copy.deepcopy(inner, memo)
     twin: nn.Module = copy.deepcopy(module, memo)
+    for owner in twin.modules():
+        places: list[dict[Any, Any]] = [vars(owner), owner._forward_pre_hooks, owner._forward_hooks]
+        for own in places:
+            for name, value in list(own.items()):
+                own[name] = rebound(value, memo)
     return twin
 
 
