@@ -130,7 +130,7 @@ def test_a_file_name_carries_run_and_step() -> None:
     assert file_stem("", "net") == "net"
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../up", "/tmp/x", ".hidden", None])
+@pytest.mark.parametrize("name", ["", "a/b", "../up", "/tmp/x", ".hidden", "a\nb", "a\0b", None])
 def test_a_name_that_leaves_the_folder_is_refused(name) -> None:
     with pytest.raises(ConfigError, match="stem of a file name"):
         file_stem("digits", name)

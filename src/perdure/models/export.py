@@ -38,7 +38,8 @@ def file_stem(run: str, name: str = "model", step: int | None = None) -> str:
     Raises:
         ConfigError: The name cannot be part of a file name.
     """
-    if not isinstance(name, str) or not name or Path(name).name != name or name.startswith("."):
+    is_name = isinstance(name, str) and name.isprintable() and Path(name).name == name
+    if not is_name or not name or name.startswith("."):
         raise ConfigError(f"the name of a model is the stem of a file name, got {name!r}", hint='try "model"')
     whole = name if not run else run if name in ("model", run) else f"{run}-{name}"
     return whole if step is None else f"{whole}-step-{step:0{STEP_DIGITS}d}"
