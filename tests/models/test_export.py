@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -292,3 +293,18 @@ def test_what_a_killed_export_left_is_removed_and_what_another_process_uses_is_n
         export(source({"a": torch.zeros(1)}), tmp_path)
         assert busy.exists()
     assert {path.name for path in tmp_path.iterdir() if path.name.startswith(".")} == {RECORDS}
+
+
+def test_two_exports_into_one_folder_keep_each_others_records(tmp_path: Path, source, monkeypatch) -> None:
+    """One is made while the other is under way."""
+    pth = FORMATS["torch", "pth"]
+
+    def write(ours: Source, path: Path) -> tuple[str, ...]:
+        export(source({"w": torch.ones(3)}), tmp_path, "theirs", ["safetensors"])
+        return pth.write(ours, path)
+
+    monkeypatch.setitem(FORMATS, ("torch", "pth"), dataclasses.replace(pth, write=write))
+    export(source({"w": torch.zeros(3)}), tmp_path, "ours", ["pth"])
+    assert set(json.loads((tmp_path / RECORDS).read_text())["files"]) == {"theirs.safetensors", "ours.pth"}
+    models = json.loads((tmp_path / "model-card.json").read_text())["models"]
+    assert {model["name"] for model in models} == {"theirs", "ours"}

@@ -17,6 +17,7 @@ from perdure.models.digests import digest, size
 from perdure.models.formats import Exported, Facts, Parity, Signature
 from perdure.models.loading import load_lines
 from perdure.models.page import PAGE, may_replace, page_of
+from perdure.models.workplace import alone_in
 
 CARD = "model-card.json"
 CARD_VERSION = 1
@@ -56,13 +57,14 @@ def write_card(folder: Path, exported: Sequence[Exported], facts: Facts, signatu
         OSError: It could not be written; an older card is untouched.
     """
     model = _model(exported, facts, signature or Signature())
-    older = [kept for each in _older(folder) if (kept := _kept(each, folder, model))]
-    models = sorted([*older, model], key=lambda each: str(each.get("created")))
-    card = {"format_version": CARD_VERSION, "written_by": f"perdure {_version()}", "models": models}
-    write_json(folder / CARD, _finite(card))
-    page = folder / PAGE
-    page = page if may_replace(page) else folder / OTHER_PAGE
-    write_atomic(page, page_of(models).encode())
+    with alone_in(folder):
+        older = [kept for each in _older(folder) if (kept := _kept(each, folder, model))]
+        models = sorted([*older, model], key=lambda each: str(each.get("created")))
+        card = {"format_version": CARD_VERSION, "written_by": f"perdure {_version()}", "models": models}
+        write_json(folder / CARD, _finite(card))
+        page = folder / PAGE
+        page = page if may_replace(page) else folder / OTHER_PAGE
+        write_atomic(page, page_of(models).encode())
     return folder / CARD
 
 

@@ -19,6 +19,7 @@ from perdure.models.digests import digest, size
 from perdure.models.formats import Difference, Exported, Parity, Source
 from perdure.models.live import Batch, live_of
 from perdure.models.proof import expected_of
+from perdure.models.workplace import alone_in
 
 RECORDS = ".proofs.json"
 """Beside the files: for each, of which model it was made, its digest, and what the proof found."""
@@ -50,8 +51,9 @@ class Records:
         for name in ("path", "companions", "reused"):
             del entry[name]
         entry["companions"] = [path.name for path in exported.companions]
-        self._files[exported.path.name] = entry
-        write_json(self._path, {"version": _VERSION, "files": self._files})
+        with alone_in(self._path.parent):
+            self._files = {**self._read(), exported.path.name: entry}
+            write_json(self._path, {"version": _VERSION, "files": self._files})
 
     def find(self, path: Path, source: str) -> Exported | None:
         """The file, if it is there, was made of this very model, and has the bytes that were proved."""

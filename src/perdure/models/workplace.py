@@ -39,6 +39,18 @@ def workplace(folder: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """For the moment in which a small file that several exports share is read, changed and written."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some mounts know no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
 def _sweep(folder: Path) -> None:
     """Remove what killed exports left."""
     for name in os.listdir(folder):
