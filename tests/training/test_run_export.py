@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import perdure
 from perdure.core.errors import CannotCarryError, ConfigError, DiskFullError, UnreadableError
@@ -89,6 +90,26 @@ def test_several_models_have_their_names_in_their_files_and_an_example_each(tmp_
     }
     card = json.loads((folder / "model-card.json").read_text())
     assert sorted(len(model["signature"]["outputs"]) for model in card["models"]) == [0, 1]
+
+
+class Branching(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_a_model_that_fails_does_not_cost_the_others_and_an_average_takes_the_inputs_of_its_model(
+    tmp_path: Path,
+) -> None:
+    good, bad = nn.Linear(2, 3), Branching(2, 2)
+    with perdure.Run("gan", root=tmp_path) as run:
+        run.track(bad=bad, good=good, average=AveragedModel(good))
+        for _ in run.epochs(0):
+            pass
+    with pytest.raises(CannotCarryError, match="graph of Branching"):
+        run.export(example={"good": torch.ones(1, 2), "bad": torch.ones(1, 2)}, formats=["pth", "pt2"])
+    names = {path.name for path in (tmp_path / "gan" / "export").glob("gan-*.p*")}
+    weights = {f"gan-{name}-step-000000000.pth" for name in ("bad", "good", "average")}
+    assert names == weights | {f"gan-{name}-step-000000000.pt2" for name in ("good", "average")}
 
 
 def test_an_export_stays_within_the_disk_budget_of_the_run(tmp_path: Path) -> None:

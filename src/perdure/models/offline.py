@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from perdure.checkpoint.manifest import Manifest
-from perdure.core.errors import ConfigError
+from perdure.core.errors import ConfigError, PerdureError
 from perdure.models.builder import build
 from perdure.models.classic import classic_of
 from perdure.models.export import export_model, file_stem
 from perdure.models.filling import fill
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.from_checkpoint import LIVE, Read, Weights
+from perdure.models.together import put_off, raise_first
 
 NOT_A_RUN = "perdure.save"
 """The name of the run in checkpoints of ``perdure.save``."""
@@ -86,7 +87,13 @@ def export_read(read: Read, request: Request, model: nn.Module | None = None) ->
             f"{request.builder} builds one model, and the checkpoint holds several: {names}",
             hint=f"choose one: --only {read.weights[0].name}",
         )
-    return [_exported(read, each, request, model) for each in read.weights]
+    made: list[Made] = []
+    errors: list[PerdureError] = []
+    for each in read.weights:
+        with put_off(errors):
+            made.append(_exported(read, each, request, model))
+    raise_first(errors)
+    return made
 
 
 def _exported(read: Read, weights: Weights, request: Request, model: nn.Module | None) -> Made:

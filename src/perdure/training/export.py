@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -16,10 +16,11 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from perdure.checkpoint.budget import Room
-from perdure.core.errors import CannotCarryError, ConfigError
+from perdure.core.errors import CannotCarryError, ConfigError, PerdureError
 from perdure.models.export import export_model, file_stem
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.live import as_example
+from perdure.models.together import put_off, raise_first
 from perdure.training.world.modules import ModulePart, is_lazy
 from perdure.training.world.world import World
 
@@ -69,26 +70,42 @@ def export_run(run: Finished, name: str, example: Any, formats: Sequence[str]) -
         raise ConfigError("there is no model to export", hint="run.track(model=model) above the loop")
     averages = {key for key, module in modules.items() if isinstance(module, AveragedModel)}
     own = [key for key in modules if key not in averages] or list(modules)
-    _check_examples(example, own)
+    _check_examples(example, own, averages)
     files: dict[str, Path] = {}
+    errors: list[PerdureError] = []
     classic = _classic(run) if "pth-classic" in formats else {}
     for key, module in modules.items():
         alone = len(own) == 1 and key in own
         stem = file_stem(run.facts.run, name)
         stem = file_stem("", stem if alone else f"{stem}-{key}", run.facts.step)
-        mine = as_example(example if len(own) == 1 else (example or {}).get(key))
-        source, facts = source_of(module, mine, classic), run.facts
-        if key in averages:  # under the plain names of the model; the optimizer is that of the live weights
-            states = {name: value for name, value in classic.items() if not name.endswith("_state_dict")}
-            source, facts = source_of(module.module, mine, states), replace(facts, weights=key)
-        made = export_model(source, run.folder, stem, formats, facts, room=run.room)
-        files |= {each.format if alone else f"{key}.{each.format}": each.path for each in made}
+        mine = as_example(example if len(own) == 1 else _example_of(key, example or {}, modules, own))
+        with put_off(errors):
+            source, facts = source_of(module, mine, classic), run.facts
+            if key in averages:  # under the plain names of the model; the optimizer is that of the live weights
+                states = {name: value for name, value in classic.items() if not name.endswith("_state_dict")}
+                source, facts = source_of(module.module, mine, states), replace(facts, weights=key)
+            made = export_model(source, run.folder, stem, formats, facts, room=run.room)
+            files |= {each.format if alone else f"{key}.{each.format}": each.path for each in made}
+    raise_first(errors)
     return files
 
 
-def _check_examples(example: Any, names: Sequence[str]) -> None:
+def _example_of(key: str, examples: Mapping[str, Any], modules: Mapping[str, Any], own: Sequence[str]) -> Any:
+    """That of a model by its name; an average takes the inputs of the model that it averages."""
+    if key in examples or key in own:
+        return examples.get(key)
+    shapes = _shapes(modules[key].module)
+    return next((examples[name] for name in own if name in examples and _shapes(modules[name]) == shapes), None)
+
+
+def _shapes(module: nn.Module) -> tuple[type, list[tuple[str, torch.Size]]]:
+    return type(module), [(name, tensor.shape) for name, tensor in module.named_parameters()]
+
+
+def _check_examples(example: Any, names: Sequence[str], averages: Collection[str]) -> None:
     """Several models take a dict of examples by their names."""
-    if len(names) < 2 or example is None or (isinstance(example, Mapping) and set(example) <= set(names)):
+    known = {*names, *averages}
+    if len(names) < 2 or example is None or (isinstance(example, Mapping) and set(example) <= known):
         return
     raise ConfigError(
         f"{len(names)} models are tracked ({', '.join(names)}), and it is not said whose inputs the example is",
