@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import perdure
 import perdure.training.run
 from perdure.checkpoint.store import Store
+from perdure.core.errors import LoopError
 from perdure.core.events import read_events
 from perdure.core.paths import RunPaths
 from training.jobs import Job, seed_all
@@ -236,6 +237,12 @@ def test_a_cell_without_with_that_failed_and_was_run_again_leaves_nothing_behind
     perdure.training.run._close_all()
     assert json.loads((tmp_path / "job" / "session.json").read_text())["status"] == "finished"
     assert "failed" not in (tmp_path / "job" / "events.jsonl").read_text()
+
+
+def test_a_run_that_is_opened_a_second_time_in_its_own_loop_says_so_at_once(tmp_path):
+    with pytest.raises(LoopError, match="has taken this run over"), perdure.Run("job", root=tmp_path) as run:
+        for epoch in run.epochs(3):
+            assert (epoch, perdure.Run("job", root=tmp_path).step) == (0, 0)
 
 
 def test_a_seed_makes_what_the_script_draws_before_its_loop_the_same_in_each_session(tmp_path):

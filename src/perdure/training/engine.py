@@ -86,6 +86,7 @@ class Engine:
         self._checked = False
         self._strays = False
         self._paused_for = ""
+        self._gave_way = False
 
     # ---------------------------------------------------------------- beginning
 
@@ -163,7 +164,7 @@ class Engine:
 
     def enter_epoch(self, epoch: int) -> None:
         """The head of an epoch is reached."""
-        self._raise_if_paused()
+        self._raise_if_over()
         self.epoch = epoch
         resume = self.state.resume
         if resume is not None and resume.armed and (resume.position.call, resume.position.batch) != (0, 0):
@@ -193,7 +194,7 @@ class Engine:
 
     def leave_epoch(self) -> None:
         """The body of an epoch has run to its end."""
-        self._raise_if_paused()
+        self._raise_if_over()
         self.close_calls()
         if self.state.resume is not None and self.state.resume.armed:
             self.state.calls.refuse_missing_call(self.state.resume.position.call, self.epoch)
@@ -221,7 +222,7 @@ class Engine:
         Raises:
             LoopError: It stands outside the loop, or in a loop over steps.
         """
-        self._raise_if_paused()
+        self._raise_if_over()
         if not self.looping or self.plan is None:
             raise LoopError(
                 "run.batches() was called outside the loop of the run",
@@ -306,7 +307,7 @@ class Engine:
         Raises:
             SessionPaused: The session must stop; the state is saved.
         """
-        self._raise_if_paused()
+        self._raise_if_over()
         self._pace.boundary()
         if not self._checked:
             self._checked = True
@@ -374,10 +375,18 @@ class Engine:
         self._leave("paused", reason)
         say(f"{self._board.name}: paused at {self._saver.position or self.position}: {reason}")
         self._paused_for = reason
-        self._raise_if_paused()
+        self._raise_if_over()
 
-    def _raise_if_paused(self) -> None:
-        """A script that caught the pause with a bare ``except:`` must not train, advance or save any further."""
+    def _raise_if_over(self) -> None:
+        """A script that caught the pause with a bare ``except:`` must not train, advance or save any further.
+
+        Nor must one whose run another has taken over.
+        """
+        if self._gave_way:
+            raise LoopError(
+                "a later perdure.Run of the same folder in this process has taken this run over",
+                hint="go on with that one; perdure status tells of a run without opening it",
+            )
         if self._paused_for:
             raise SessionPaused(self._paused_for, step=self.step, code=self._board.paused_exit_code)
 
@@ -409,7 +418,7 @@ class Engine:
         """Another has taken the folder over: nothing goes on, and nothing is written, for it is the other's."""
         if not self.looping:
             return
-        self.looping = False
+        self.looping, self._gave_way = False, True
         self.state.calls.close_all()
         self.watch.stop()
         self._board.stop_flag.release()

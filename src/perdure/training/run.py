@@ -403,7 +403,7 @@ class Run:
     def _open_now(self) -> None:
         self._store.open({"save_every": str(self._schedule.interval)}, fresh=not self._resume)
         for earlier in {*_stack, *_unclosed} - {self}:
-            if earlier._opened and earlier._paths.folder == self._paths.folder:
+            if earlier._opened and earlier._paths.folder.resolve() == self._paths.folder.resolve():
                 earlier._give_way()
         try:
             checkpoint = self._store.newest() if self._resume else None
