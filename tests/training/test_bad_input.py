@@ -300,7 +300,8 @@ def test_a_variable_that_was_never_set_says_what_there_is(tmp_path):
 def test_a_gpu_that_was_asked_for_and_is_not_there(tmp_path):
     with pytest.raises(AcceleratorError, match="a GPU was asked for") as caught:
         perdure.Run("job", root=tmp_path, accelerator="gpu")
-    assert "CUDA build of torch" in caught.value.hint
+    assert "is built for the CPU only" in caught.value.what
+    assert 'to train on the CPU, say accelerator="cpu"' in caught.value.hint
 
 
 def test_a_gpu_that_the_platform_promised_and_does_not_work(tmp_path, monkeypatch):
