@@ -48,7 +48,7 @@ def run_command(
     ] = None,
     resume_with: Annotated[
         str | None,
-        typer.Option(help="Arguments that hand such a file back, such as '--resume {path}'.", show_default=False),
+        typer.Option(help="Hands such a file back, as '--resume {path}'.", show_default=False),
     ] = None,
 ) -> None:
     """Run one session. Exit code: 0 finished, 75 paused (0 in a Kaggle batch run), else the script's own."""
