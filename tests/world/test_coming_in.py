@@ -437,6 +437,14 @@ def test_what_is_no_model_is_told_as_what_it_is(tmp_path):
         perdure.restore(tmp_path / "m.pth", model=net(1))
 
 
+def test_a_shape_without_values_is_refused_and_changes_nothing(tmp_path):
+    torch.save({name: value.to("meta") for name, value in net(0).state_dict().items()}, tmp_path / "m.pth")
+    model, before = net(1), net(1).state_dict()
+    with pytest.raises(StateMismatchError, match=r"is a shape without values in the file \(device meta\)"):
+        perdure.restore(tmp_path / "m.pth", model=model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_a_file_without_checksums_comes_in_and_one_that_would_fill_the_memory_does_not(tmp_path):
     torch.serialization.set_crc32_options(False)
     try:

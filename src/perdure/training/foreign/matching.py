@@ -70,6 +70,8 @@ def match(part: ModulePart, section: Any) -> Match:
     for key, value in section.items():
         if not isinstance(value, torch.Tensor) and not key.endswith("_extra_state"):
             found.differences.append(f"{part.path}: {key} is a {type(value).__name__} in the file, and no tensor")
+        elif isinstance(value, torch.Tensor) and value.is_meta:
+            found.differences.append(f"{part.path}: {key} is a shape without values in the file (device meta)")
         elif key in names.of_key:
             continue
         elif names.is_aside(key) or _may_be_left(part.value, key, mine, names):

@@ -101,6 +101,8 @@ def load(path: Path, *, trust: bool) -> Any:
     except _CUT_SHORT as error:
         if start and head[:1] != PICKLE and head != ZIP:
             raise corrupt(path, "is no file of torch.save") from None
+        if "magic number" in str(error):
+            raise corrupt(path, "it is a pickle, but not one that torch.save wrote") from None
         raise corrupt(path, (str(error) or "it ends too early").splitlines()[0][:200]) from None
     except OSError as error:
         raise unreadable(path, error) from error
