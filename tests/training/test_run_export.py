@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 import perdure
+from perdure.cli.main import main
 from perdure.core.errors import CannotCarryError, ConfigError, DiskFullError, UnreadableError
 
 
@@ -90,6 +91,22 @@ def test_several_models_have_their_names_in_their_files_and_an_example_each(tmp_
     }
     card = json.loads((folder / "model-card.json").read_text())
     assert sorted(len(model["signature"]["outputs"]) for model in card["models"]) == [0, 1]
+
+
+def test_a_model_under_a_key_that_no_file_can_be_called_comes_out_all_the_same(tmp_path: Path) -> None:
+    nets = {"../up": nn.Linear(2, 3), "a\nb é": nn.Linear(3, 1)}
+    with perdure.Run("odd", root=tmp_path) as run:
+        run.track(nets=nets)
+        for _ in run.epochs(0):
+            pass
+    files = run.export(formats=["pth"])
+    folder = tmp_path / "odd" / "export"
+    assert files == {
+        "nets.../up.pth": folder / "odd-nets...%2Fup-step-000000000.pth",
+        "nets.a\nb é.pth": folder / "odd-nets.a%0Ab é-step-000000000.pth",
+    }
+    assert main(["export", "odd", "--root", str(tmp_path), "--format", "safetensors"]) == 0
+    assert {path.stem for path in folder.glob("*.safetensors")} == {path.stem for path in files.values()}
 
 
 class Branching(nn.Linear):

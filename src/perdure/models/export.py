@@ -45,6 +45,11 @@ def file_stem(run: str, name: str = "model", step: int | None = None) -> str:
     return whole if step is None else f"{whole}-step-{step:0{STEP_DIGITS}d}"
 
 
+def part_of_stem(path: str) -> str:
+    """What a model was tracked under, for a file name: keys of dicts may hold what no file name can."""
+    return "".join(each if each.isprintable() and each != "/" else f"%{ord(each):02X}" for each in path)
+
+
 def export_model(
     source: Source, folder: Path, stem: str, formats: Sequence[str], facts: Facts, *, room: Room | None = None
 ) -> list[Exported]:

@@ -14,7 +14,7 @@ from perdure.checkpoint.manifest import Manifest
 from perdure.core.errors import ConfigError, PerdureError
 from perdure.models.builder import build
 from perdure.models.classic import classic_of
-from perdure.models.export import export_model, file_stem
+from perdure.models.export import export_model, file_stem, part_of_stem
 from perdure.models.filling import fill
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.from_checkpoint import LIVE, Read, Weights
@@ -116,7 +116,7 @@ def _stem(read: Read, weights: Weights, name: str) -> str:
     run, step = run_of(read.manifest), read.manifest.position.step
     whole = file_stem(run, name)
     if weights.which != LIVE or not read.alone:
-        whole = f"{whole}-{weights.name}"
+        whole = f"{whole}-{part_of_stem(weights.name)}"
     return file_stem("", whole, step if run else None)
 
 

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from perdure.checkpoint.budget import Room
 from perdure.core.errors import CannotCarryError, ConfigError, PerdureError
-from perdure.models.export import export_model, file_stem
+from perdure.models.export import export_model, file_stem, part_of_stem
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.live import as_example
 from perdure.models.together import put_off, raise_first
@@ -77,7 +77,7 @@ def export_run(run: Finished, name: str, example: Any, formats: Sequence[str]) -
     for key, module in modules.items():
         alone = len(own) == 1 and key in own
         stem = file_stem(run.facts.run, name)
-        stem = file_stem("", stem if alone else f"{stem}-{key}", run.facts.step)
+        stem = file_stem("", stem if alone else f"{stem}-{part_of_stem(key)}", run.facts.step)
         mine = as_example(example if len(own) == 1 else _example_of(key, example or {}, modules, own))
         with put_off(errors):
             source, facts = source_of(module, mine, classic), run.facts
