@@ -79,8 +79,9 @@ def use_more(cards: int, idle: str) -> str:
     which, times = ("both", "twice") if cards == 2 else ("them all", f"{cards} times")
     return (
         f"use {which} from one process with model = torch.nn.DataParallel(model), in a notebook too, and a batch "
-        f"{times} as large in a new run (DistributedDataParallel needs a script started by torchrun); or train "
-        f"another fold on it: CUDA_VISIBLE_DEVICES={idle} for a second process"
+        f"{times} as large in a new run (DistributedDataParallel needs a script, not a cell, started with torchrun "
+        f"--standalone --nproc-per-node {cards}, which finds a free port); or train another "
+        f"fold on it: CUDA_VISIBLE_DEVICES={idle} for a second process"
     )
 
 
