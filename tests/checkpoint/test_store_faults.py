@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from snapshots import assert_holds, assert_no_debris, flip, make_store, open_store, saved_run, snapshot
 
+from perdure.checkpoint import writer
 from perdure.checkpoint.store import Keep
 from perdure.core.errors import DiskFullError, UnreadableError
 from perdure.testing.faults import FileEvent, Outcome, file_events, have_strace, run_with_fault
@@ -67,9 +68,44 @@ def bench(tmp_path_factory) -> Bench:
     return Bench(tmp_path_factory.mktemp("faults"))
 
 
+@pytest.fixture(scope="module")
+def direct(tmp_path_factory) -> Iterator[Bench]:
+    """Every file past the page cache, however small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "DIRECT_FROM_BYTES", 1)
+        yield Bench(tmp_path_factory.mktemp("direct"))
+
+
+def of_tensors(bench: Bench, call: str) -> list[FileEvent]:
+    return [event for event in bench.events if event.call == call and ".safetensors.tmp" in event.text]
+
+
+def test_a_direct_save_killed_at_any_file_event_leaves_a_whole_checkpoint(direct):
+    assert any("O_DIRECT" in event.text for event in of_tensors(direct, "openat"))
+    assert of_tensors(direct, "ftruncate")
+    for event in direct.events:
+        assert direct.at(event, "signal=SIGKILL").status == "killed", event
+        direct.assert_goes_on()
+
+
+def test_a_direct_write_that_fails_or_is_short_is_handled_as_any_other(direct):
+    for event in of_tensors(direct, "pwrite64"):
+        assert direct.at(event, "error=ENOSPC", ever_after=True).error == "DiskFullError"
+        direct.assert_goes_on(committed=False)
+        assert direct.at(event, "retval=512").status == "returned"
+        direct.assert_goes_on(committed=True)
+
+
+@pytest.mark.parametrize("call", ["openat", "pwrite64"])
+def test_where_direct_writes_are_refused_files_go_through_the_page_cache(direct, call):
+    event = of_tensors(direct, call)[0]
+    assert direct.at(event, "error=EINVAL").status == "returned"
+    direct.assert_goes_on(committed=True)
+
+
 def test_the_sweep_sees_every_kind_of_call_that_a_save_makes(bench):
     calls = {event.call for event in bench.events}
-    assert {"openat", "fsync", "rename", "mkdir", "unlink", "rmdir", "fallocate", "pwritev2"} <= calls
+    assert {"openat", "fsync", "rename", "mkdir", "unlink", "rmdir", "fallocate", "pwrite64"} <= calls
 
 
 def test_a_save_killed_at_any_file_event_leaves_a_whole_checkpoint(bench):
@@ -105,7 +141,7 @@ def test_a_failure_at_any_file_event_is_a_typed_error_and_the_last_checkpoint_st
 
 
 def test_a_full_disk_is_called_a_full_disk(bench):
-    writes = [e for e in bench.events if e.call in ("fallocate", "pwritev2")]
+    writes = [e for e in bench.events if e.call in ("fallocate", "pwrite64")]
     for event in writes:
         outcome = bench.at(event, "error=ENOSPC", ever_after=True)
         assert (outcome.status, outcome.error) == ("raised", "DiskFullError"), event
@@ -113,13 +149,13 @@ def test_a_full_disk_is_called_a_full_disk(bench):
 
 
 def test_short_writes_are_not_believed(bench):
-    for event in [e for e in bench.events if e.call == "pwritev2"]:
+    for event in [e for e in bench.events if e.call == "pwrite64"]:
         assert bench.at(event, "retval=100").status == "returned", event
         bench.assert_goes_on(committed=True)
 
 
 def test_a_write_that_is_always_short_is_an_error_and_not_a_checkpoint(bench):
-    for event in [e for e in bench.events if e.call == "pwritev2"]:
+    for event in [e for e in bench.events if e.call == "pwrite64"]:
         outcome = bench.at(event, "retval=100", ever_after=True)
         assert (outcome.status, outcome.error) == ("raised", "UnreadableError"), event
         bench.assert_goes_on(committed=False)
@@ -254,14 +290,14 @@ def test_every_step_of_a_save_is_durable_before_the_next(bench):
     did = []
     for event in bench.events:
         names = [Path(name).name for name in re.findall(r'[<"](/[^>"]*)[>"]', event.text)]
-        if event.call in ("fsync", "rename", "unlink", "rmdir", "pwritev2"):
+        if event.call in ("fsync", "rename", "unlink", "rmdir", "pwrite64"):
             did.append((event.call, re.sub(r"[0-9a-f]{32}", "x", names[0])))
-    assert did[did.index(("pwritev2", ".x.safetensors.tmp")) :] == [
-        ("pwritev2", ".x.safetensors.tmp"),
+    assert did[did.index(("pwrite64", ".x.safetensors.tmp")) :] == [
+        ("pwrite64", ".x.safetensors.tmp"),
         ("fsync", ".x.safetensors.tmp"),
         ("rename", ".x.safetensors.tmp"),
         ("fsync", "tensors"),
-        ("pwritev2", ".manifest.json.tmp"),
+        ("pwrite64", ".manifest.json.tmp"),
         ("fsync", ".manifest.json.tmp"),
         ("rename", ".manifest.json.tmp"),
         ("fsync", "step-000000300"),

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.checkpoint.manifest import Entry, digest_of
+from perdure.checkpoint.pieces import BLOCK_BYTES
 from perdure.checkpoint.snapshot import Buffer
 
 ALIGNMENT = 64
 """The data of a file begins at a multiple of this; every region then lies at a multiple of its item size."""
+
+LARGE_BYTES = 1024 * 1024
+"""From here on it begins at a whole block, so that it can be written, and read, past the page cache."""
 
 ITEM_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F8_E8M0"), 1),
@@ -78,12 +82,15 @@ def hash_buffer(buffer: Buffer) -> Hashed:
         raise ValueError(f"buffer {buffer.name!r}: safetensors has no dtype {buffer.dtype!r}")
     if buffer.data.nbytes != size * math.prod(buffer.shape):
         raise ValueError(f"buffer {buffer.name!r}: {buffer.data.nbytes} bytes for {buffer.dtype} of {buffer.shape}")
-    return Hashed(buffer, digest_of(buffer.data))
+    return Hashed(buffer, buffer.digest or digest_of(buffer.data))
 
 
 def plan_file(hashed: Sequence[Hashed]) -> TensorFile:
-    """Lay out one file for these buffers, the widest items first, so that each is aligned to its item size."""
-    ordered = sorted(hashed, key=lambda h: -ITEM_BYTES[h.buffer.dtype])
+    """Lay out one file for these buffers, the widest items first, so that each is aligned to its item size.
+
+    Among these, those that end at a multiple of ``ALIGNMENT`` come first, so that all of them begin at one.
+    """
+    ordered = sorted(hashed, key=lambda h: (-ITEM_BYTES[h.buffer.dtype], h.buffer.data.nbytes % ALIGNMENT != 0))
     header: dict[str, Any] = {
         _METADATA: {"format": "perdure", _DIGESTS: " ".join(h.digest for h in ordered)},
     }
@@ -96,7 +103,7 @@ def plan_file(hashed: Sequence[Hashed]) -> TensorFile:
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    text += b" " * (-(8 + len(text)) % (BLOCK_BYTES if end >= LARGE_BYTES else ALIGNMENT))
     head = len(text).to_bytes(8, "little") + text
     file = f"tensors/{digest_of(head)}.safetensors"
     entries = tuple(
