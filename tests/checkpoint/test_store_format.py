@@ -251,11 +251,29 @@ def test_buffers_that_are_not_what_they_say_are_refused(tmp_path, buffers):
     assert store.newest() is None
 
 
-def test_a_buffer_is_read_only_and_missing_ones_are_an_error(tmp_path):
+def test_writing_to_a_buffer_changes_no_file_and_missing_ones_are_an_error(tmp_path):
     store = open_store(tmp_path / "digits")
     store.save(snapshot(1))
     checkpoint = store.newest()
-    with pytest.raises(TypeError):
-        checkpoint.buffer("model/head")[0] = 1
+    before = tree(tmp_path / "digits")
+    checkpoint.buffer("model/head")[0] ^= 1
+    assert tree(tmp_path / "digits") == before
+    assert store.newest().buffer("model/head")[0] == checkpoint.buffer("model/head")[0] ^ 1
     with pytest.raises(KeyError):
         checkpoint.buffer("model/tail")
+
+
+def test_what_does_not_change_is_written_once_however_little_of_its_file_it_is(tmp_path):
+    store = open_store(tmp_path / "digits")
+    still = [u8(f"backbone{n}", data_of("still", n, 1 << 20)) for n in range(3)]
+    moving_bytes = 4 << 20  # the larger part of the first file: not worth keeping for what is left of it
+    written = []
+    for step in range(1, 6):
+        moving = u8("head", data_of("head", step, moving_bytes))
+        saved = save(store, [*still, moving], step)
+        written.append(saved.bytes_written)
+        assert_holds(store.newest(), Snapshot(Position(step), {}, [*still, moving]))
+    assert written[0] > 7 << 20
+    assert written[1] > 7 << 20  # into a file of its own
+    assert all(count < 1.05 * moving_bytes for count in written[2:])
+    assert len(saved.manifest.files) == 2

@@ -41,7 +41,7 @@ def adopt(paths: RunPaths, checkpoint: Checkpoint) -> Path:
 
 def _draft(paths: RunPaths, checkpoint: Checkpoint) -> Draft:
     manifest = checkpoint.manifest
-    return Draft(folder_for(paths, manifest.step, manifest.seq), manifest, dump_manifest(manifest), None)
+    return Draft(folder_for(paths, manifest.step, manifest.seq), manifest, dump_manifest(manifest), ())
 
 
 def _missing(paths: RunPaths, checkpoint: Checkpoint) -> dict[str, int]:

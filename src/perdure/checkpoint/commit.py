@@ -38,23 +38,23 @@ class Draft:
         folder: Its folder.
         manifest: What it is.
         data: The bytes of its manifest.
-        new: Its new tensor file, if it needs one.
+        new: Its new tensor files.
     """
 
     folder: Path
     manifest: Manifest
     data: bytes
-    new: TensorFile | None
+    new: tuple[TensorFile, ...]
 
     @property
     def bytes_written(self) -> int:
         """Bytes of its files."""
-        return len(self.data) + (self.new.nbytes if self.new else 0)
+        return len(self.data) + sum(file.nbytes for file in self.new)
 
     @property
     def bytes_needed(self) -> int:
         """What it takes on disk, folders included."""
-        return rounded(len(self.data)) + rounded(self.new.nbytes if self.new else 0) + _FOLDER_BYTES
+        return rounded(len(self.data)) + sum(rounded(file.nbytes) for file in self.new) + _FOLDER_BYTES
 
 
 def hash_buffers(snapshot: Snapshot) -> list[Hashed]:
@@ -114,9 +114,9 @@ def commit(paths: RunPaths, made: Draft) -> None:
     Raises:
         OSError: As the system says. Then the manifest is not there, unless the system refuses its removal too.
     """
-    if made.new:
+    for file in made.new:
         paths.tensors.mkdir(exist_ok=True)
-        publish(paths.folder / made.new.file, [made.new.head, *made.new.parts], made.new.nbytes)
+        publish(paths.folder / file.file, [file.head, *file.parts], file.nbytes)
     commit_manifest(paths, made)
 
 

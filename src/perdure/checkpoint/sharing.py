@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perdure.checkpoint.manifest import Entry, Manifest
@@ -11,6 +11,9 @@ from perdure.checkpoint.tensorfile import Hashed, TensorFile, plan_file
 
 MAX_FILES = 8
 """Tensor files that one checkpoint may depend on."""
+
+MIN_STILL_BYTES = 1024 * 1024
+"""From here on, what did not change since the last checkpoint gets a file of its own when it is written anew."""
 
 MIN_LIVE = 0.5
 """Share of an older file that must still be in use; below it, what is in use is written anew."""
@@ -23,12 +26,12 @@ class Plan:
     Attributes:
         entries: All of them, in the order of the snapshot.
         files: Size in bytes of each tensor file they are in.
-        new: The file to write; None if every buffer is already there.
+        new: The files to write; none if every buffer is already there.
     """
 
     entries: tuple[Entry, ...]
     files: dict[str, int]
-    new: TensorFile | None
+    new: tuple[TensorFile, ...]
 
 
 def plan_save(hashed: Sequence[Hashed], base: Manifest | None) -> Plan:
@@ -38,32 +41,45 @@ def plan_save(hashed: Sequence[Hashed], base: Manifest | None) -> Plan:
         hashed: The buffers of the save.
         base: The newest checkpoint of this run folder, its bytes proven or written by this process.
     """
-    shared = _shared(hashed, base) if base else {}
+    known = _known(hashed, base) if base else {}
+    shared = _worth_sharing(known, base) if base else {}
     rest = [item for item in hashed if item.buffer.name not in shared]
-    new = plan_file(rest) if rest else None
-    written = {entry.name: entry for entry in new.entries} if new else {}
+    still = [item for item in rest if item.buffer.name in known]
+    files_shared = len({entry.file for entry in shared.values()})
+    if sum(item.buffer.data.nbytes for item in still) < MIN_STILL_BYTES or files_shared > MAX_FILES - 2:
+        still = []
+    apart = {item.buffer.name for item in still}
+    moving = [item for item in rest if item.buffer.name not in apart]
+    new = tuple(plan_file(items) for items in (moving, still) if items)
+    written = {entry.name: entry for file in new for entry in file.entries}
     entries = tuple((shared | written)[item.buffer.name] for item in hashed)
     files = {entry.file: base.files[entry.file] for entry in shared.values()} if base else {}
-    if new:
-        files[new.file] = new.nbytes
-    return Plan(entries, files, new)
+    return Plan(entries, files | {file.file: file.nbytes for file in new}, new)
 
 
-def _shared(hashed: Sequence[Hashed], base: Manifest) -> dict[str, Entry]:
-    """Entries in older files, by the name of the buffer; only from files that are worth depending on."""
+def _known(hashed: Sequence[Hashed], base: Manifest) -> dict[str, Entry]:
+    """What is already on disk, by the name of the buffer: by preference under the name that it has there."""
     by_bytes = {(entry.digest, entry.nbytes): entry for entry in base.entries}
     by_name = {entry.name: entry for entry in base.entries}
-    matches: dict[str, list[tuple[Hashed, Entry]]] = defaultdict(list)
+    known = {}
     for item in hashed:
         key = (item.digest, item.buffer.data.nbytes)
         same = by_name.get(item.buffer.name)
         entry = same if same and (same.digest, same.nbytes) == key else by_bytes.get(key)
         if entry:
-            matches[entry.file].append((item, entry))
-    live = {file: sum(n for _, n in {(e.offset, e.nbytes) for _, e in pairs}) for file, pairs in matches.items()}
+            known[item.buffer.name] = _renamed(entry, item)
+    return known
+
+
+def _worth_sharing(known: Mapping[str, Entry], base: Manifest) -> dict[str, Entry]:
+    """Those that lie in files that are worth depending on."""
+    regions: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for entry in known.values():
+        regions[entry.file].add((entry.offset, entry.nbytes))
+    live = {file: sum(nbytes for _, nbytes in spans) for file, spans in regions.items()}
     worth = [file for file in live if live[file] >= MIN_LIVE * base.files[file]]
     worth = sorted(worth, key=lambda file: -live[file])[: MAX_FILES - 1]
-    return {item.buffer.name: _renamed(entry, item) for file in worth for item, entry in matches[file]}
+    return {name: entry for name, entry in known.items() if entry.file in worth}
 
 
 def _renamed(entry: Entry, item: Hashed) -> Entry:
