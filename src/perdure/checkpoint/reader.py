@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import xxhash
 
 from perdure.checkpoint.manifest import MANIFEST, Entry, Manifest, digest_of, load_manifest
+from perdure.checkpoint.proof import unproven
 from perdure.checkpoint.tensorfile import Region, read_regions
 from perdure.core.errors import CorruptError, NoCheckpointError, UnreadableError
 
@@ -108,6 +110,8 @@ class Checkpoint:
         self.folder = folder
         self.manifest = manifest
         self._entries = {entry.name: entry for entry in manifest.entries}
+        self._proven: dict[str, tuple[int, int]] = {}
+        self._maps: dict[str, memoryview] = {}
         self._files: dict[str, int] = {}
         self.close: Callable[[], object] = weakref.finalize(self, _close_all, self._files)
         for file in manifest.files:
@@ -125,14 +129,20 @@ class Checkpoint:
         return self.manifest.values
 
     def buffer(self, name: str) -> memoryview:
-        """The bytes of an entry, read now and proven again by their digest; read-only.
+        """The bytes of an entry.
+
+        Of a checkpoint that was proven when it was opened, they are its file itself, mapped: nothing is copied
+        before it is needed, and what is written to them stays in this process. If somebody wrote to the file since,
+        and of other checkpoints, they are read and proven now.
 
         Raises:
             KeyError: There is no such entry.
-            CorruptError: The bytes are no longer what was written.
+            CorruptError: The bytes are not what was written.
             UnreadableError: The system does not let them be read.
         """
         entry = self._entries[name]
+        if self._proven.get(entry.file) == self._stamp(entry.file):
+            return self._mapped(entry.file)[entry.offset : entry.offset + entry.nbytes]
         view = memoryview(bytearray(entry.nbytes))
         done = 0
         while done < entry.nbytes:
@@ -143,6 +153,15 @@ class Checkpoint:
         if done != entry.nbytes or digest_of(view) != entry.digest:
             raise corrupt(self.folder, [_entry_problem(entry)])
         return view.toreadonly()
+
+    def _mapped(self, file: str) -> memoryview:
+        if file not in self._maps:
+            try:
+                mapping = mmap.mmap(self._files[file], self.manifest.files[file], access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise unreadable(run_folder_of(self.folder) / file, OSError(str(error))) from error
+            self._maps[file] = memoryview(mapping)
+        return self._maps[file]
 
     def file_parts(self, file: str) -> Iterator[bytes]:
         """One of its tensor files, whole, in pieces.
@@ -164,12 +183,19 @@ class Checkpoint:
                 self.regions(file)
             except ValueError as error:
                 found.append(f"{file}: {error}")
-        found += [
-            _entry_problem(entry)
-            for entry in self.manifest.entries
-            if not self.proves(entry.file, entry.offset, entry.nbytes, entry.digest)
-        ]
-        return found
+        return found + [_entry_problem(entry) for entry in unproven(self.manifest.entries, self._read_into)]
+
+    def prove(self) -> list[str]:
+        """``problems``; if there are none, ``buffer`` need not prove again what nobody writes to."""
+        stamps = {file: self._stamp(file) for file in self.manifest.files}
+        problems = self.problems()
+        self._proven = {} if problems else stamps
+        return problems
+
+    def _stamp(self, file: str) -> tuple[int, int]:
+        """Changes when somebody writes to a file: its size, and when it was last written to."""
+        state = os.fstat(self._files[file])
+        return state.st_size, state.st_mtime_ns
 
     def regions(self, file: str) -> list[Region]:
         """The regions of one of its files, from a header that fits the name of the file.
@@ -228,7 +254,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     try:
         check_sizes(folder, manifest)
         checkpoint = Checkpoint(folder, manifest)
-        problems = checkpoint.problems()
+        problems = checkpoint.prove()
         if problems:
             raise corrupt(folder, problems)
     except CorruptError:

@@ -14,6 +14,8 @@ from perdure.core.errors import CorruptError
 from perdure.tensors import dtypes
 from perdure.tensors.carried import LIVE_CODE, GeneratorState, Pickled, note_device
 
+_ALIGNMENT = 64  # of torch's own memory on the host: results of a kernel may depend on it
+
 Read = Callable[[str], Any]
 """Bytes of the buffer of a name, as anything that ``numpy.frombuffer`` takes."""
 
@@ -130,11 +132,17 @@ class _Decoder:
     def _memory_of(self, entry: str, lead: int) -> tuple[torch.Tensor, int]:
         """The bytes of a buffer in memory of our own, kept at the alignment that they had when they were saved."""
         if entry not in self._memory:
-            data = np.frombuffer(self._read(entry), np.uint8)
-            memory = torch.empty(lead + data.size, dtype=torch.uint8)
-            memory.numpy()[lead:] = data
-            self._memory[entry] = (memory, lead)
+            self._memory[entry] = _owned(np.frombuffer(self._read(entry), np.uint8), lead)
         return self._memory[entry]
+
+
+def _owned(data: np.ndarray[Any, Any], lead: int) -> tuple[torch.Tensor, int]:
+    """As a tensor: the memory itself where it may be written to and is aligned as torch's own, else a copy."""
+    if not lead and data.size and data.flags.writeable and data.__array_interface__["data"][0] % _ALIGNMENT == 0:
+        return torch.from_numpy(data), 0
+    memory = torch.empty(lead + data.size, dtype=torch.uint8)
+    memory.numpy()[lead:] = data
+    return memory, lead
 
 
 def _placed(tensor: torch.Tensor, form: dict[str, Any]) -> torch.Tensor:

@@ -1,0 +1,86 @@
+"""Proving entries by their digests: several at a time, each file read from front to back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import xxhash
+
+from perdure.checkpoint.manifest import Entry
+
+_PIECE_BYTES = 8 * 1024 * 1024
+_THREADS = 4
+"""More do not help: two keep a fast disk busy, and digests come at the speed of memory."""
+
+ReadInto = Callable[[str, memoryview, int], int]
+"""Fill memory from a place in a file; the count of bytes that were there."""
+
+
+def unproven(entries: Sequence[Entry], read_into: ReadInto) -> list[Entry]:
+    """The entries whose bytes do not have the digest that was written, in the order given.
+
+    Args:
+        entries: What to prove.
+        read_into: Called from several threads.
+    """
+    batches = list(_batches(entries))
+    if len(batches) == 1:
+        bad = _unproven_of(batches[0], read_into)
+    else:
+        with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)) + 1, len(batches) or 1)) as pool:
+            bad = {
+                name for found in pool.map(lambda batch: _unproven_of(batch, read_into), batches) for name in found
+            }
+    return [entry for entry in entries if entry.name in bad]
+
+
+def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Entries that follow one another in a file, so many as one read gets; a large one by itself."""
+    batch: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: (entry.file, entry.offset)):
+        if batch and (entry.file != batch[0].file or entry.offset + entry.nbytes > batch[0].offset + _PIECE_BYTES):
+            yield batch
+            batch = []
+        batch.append(entry)
+    if batch:
+        yield batch
+
+
+def _unproven_of(batch: Sequence[Entry], read_into: ReadInto) -> set[str]:
+    begin, end = batch[0].offset, max(entry.offset + entry.nbytes for entry in batch)
+    memory = memoryview(bytearray(min(end - begin, _PIECE_BYTES)))
+    if end - begin > _PIECE_BYTES:  # one large entry
+        return set() if _streamed(batch[0], memory, read_into) == batch[0].digest else {batch[0].name}
+    count = _fill(batch[0].file, memory, begin, read_into)
+    return {
+        entry.name
+        for entry in batch
+        if entry.offset - begin + entry.nbytes > count
+        or xxhash.xxh3_128_hexdigest(memory[entry.offset - begin : entry.offset - begin + entry.nbytes])
+        != entry.digest
+    }
+
+
+def _streamed(entry: Entry, memory: memoryview, read_into: ReadInto) -> str:
+    state = xxhash.xxh3_128()
+    done = 0
+    while done < entry.nbytes:
+        count = read_into(entry.file, memory[: entry.nbytes - done], entry.offset + done)
+        if not count:
+            return "it ends too early"
+        state.update(memory[:count])
+        done += count
+    return state.hexdigest()
+
+
+def _fill(file: str, memory: memoryview, offset: int, read_into: ReadInto) -> int:
+    """Bytes that could be read: fewer than asked for where the file ends before."""
+    done = 0
+    while done < memory.nbytes:
+        count = read_into(file, memory[done:], offset + done)
+        if not count:
+            break
+        done += count
+    return done
