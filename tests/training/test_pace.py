@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import pytest
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perdure.core.intervals import Interval
 from perdure.core.limits import Window
 from perdure.testing.clock import FakeClock
 from perdure.training.pace import Pace
-from perdure.training.schedule import SaveSchedule
+from perdure.training.schedule import COST, DISK, YOUNG, SaveSchedule
 
 
 def test_there_is_always_time_without_a_window():
@@ -35,6 +36,7 @@ def test_the_tail_of_an_epoch_is_expected_before_its_last_batch():
     margin_s=st.floats(0, 20),
 )
 def test_a_steady_run_never_passes_its_deadline_and_uses_nearly_all_of_it(step_s, save_s, window_s, margin_s):
+    assume(window_s / step_s < 5000)  # each step of the loop below is one of the test's
     clock = FakeClock()
     pace, window = Pace(clock), Window(clock, clock.monotonic(), window_s)
     for _ in range(3):
@@ -86,7 +88,7 @@ def test_saves_by_steps_epochs_and_time():
     clock = FakeClock()
     by_steps = SaveSchedule(Interval("steps", 200), clock)
     by_steps.begin(0)
-    assert [s for s in range(1, 601) if by_steps.due(s) and (by_steps.saved(s, 0) or True)] == [200, 400, 600]
+    assert [s for s in range(1, 601) if by_steps.due(s) and (by_steps.begun(s) or True)] == [200, 400, 600]
     by_epochs = SaveSchedule(Interval("epochs", 2), clock)
     by_epochs.epoch_ended()
     assert not by_epochs.due(5)
@@ -110,8 +112,31 @@ def test_auto_holds_the_cost_of_saving_under_one_percent(save_s):
         if schedule.due(0):
             clock.forward(save_s)
             spent += save_s
-            schedule.saved(0, save_s)
+            schedule.begun(0)
+            schedule.saved(save_s, save_s, 1000)
     assert spent / (clock.monotonic() - began) < 0.011
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "seconds", "nbytes", "every_s", "why"),
+    [
+        (0.001, 0.01, 1_000, 10.0, COST),  # never more often than this
+        (3.0, 3.0, 1_000, 360.0, YOUNG),  # sqrt(2 x 3 s x 6 h); 1 % of the time would be 300 s
+        (0.0, 1.0, 700_000_000, 35.0, DISK),
+        (0.0, 30.0, 1_000, 150.0, DISK),
+        (60.0, 60.0, 1_000, 600.0, COST),  # never more rarely than this
+    ],
+)
+def test_the_automatic_interval_says_what_it_was_chosen_for(cost_s, seconds, nbytes, every_s, why):
+    clock = FakeClock()
+    schedule = SaveSchedule(Interval("auto"), clock)
+    told = schedule.saved(cost_s, seconds, nbytes)
+    assert told == (every_s != 10.0)
+    assert why in str(schedule)
+    clock.forward(every_s - 0.1)
+    assert not schedule.due(1)
+    clock.forward(0.2)
+    assert schedule.due(1)
 
 
 def test_an_interval_of_steps_counts_on_after_a_resume():

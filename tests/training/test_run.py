@@ -67,12 +67,12 @@ def test_a_save_with_nan_does_not_push_out_the_last_healthy_one(tmp_path, capfd)
         run.track(**job.tracked())
         for _ in run.epochs(9):
             for (x,) in run.batches(loader):
-                if run.step == 5:
-                    with torch.no_grad():
-                        job.model[0].weight[0, 0] = float("nan")
                 if run.step == 12:
                     raise Stop
                 job.step(x)
+                if run.step == 5:
+                    with torch.no_grad():
+                        job.model[0].weight[0, 0] = float("nan")
     assert "NaN or Inf in model.0.weight" in capfd.readouterr().err
     healthy = [
         item.manifest.step for item in Store(RunPaths(tmp_path / "job"), "job").list() if item.manifest.healthy

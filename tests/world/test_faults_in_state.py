@@ -93,7 +93,7 @@ def test_the_tests_of_refilling_can_fail(monkeypatch):
 
 
 def test_the_tests_of_ties_can_fail(monkeypatch):
-    monkeypatch.setattr("perdure.tensors.regions._overlapping", lambda extents: ([e] for e in extents))
+    monkeypatch.setattr("perdure.tensors.encoding.overlapping", lambda extents: [[e] for e in extents])
     assert turns_red(test_encoding_of_state.test_views_of_several_dtypes_share_one_memory)
     assert turns_red(test_encoding_of_state.test_arrays_share_memory_among_themselves_and_with_tensors)
     monkeypatch.setattr(refill.Refill, "_claim", lambda *_: True)

@@ -19,6 +19,7 @@ class Buffer:
         dtype: safetensors' name of the type: ``"F32"``, ``"BF16"``, ``"U8"`` ...
         shape: Sizes; their product times the item size is the number of bytes.
         data: The bytes, row-major, as one contiguous ``memoryview`` of format ``"B"``.
+        digest: Their digest, where it was computed while they were copied; empty if it is still to be.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Buffer:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+    digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Metrics and events of a run: ``events.jsonl``, a JSON document a line.
 
 Every line has an id, so that files of several sessions can be joined and a line read twice is one line. A
-``resumed`` event names the checkpoint: what was written after the ``saved`` event of that checkpoint is superseded.
+``resumed`` event names the checkpoint: what was written after that save was begun is superseded. A save beside the
+training is begun with a ``saving`` event; the ``saved`` event of the same number follows when it is committed.
 """
 
 from __future__ import annotations
@@ -73,10 +74,22 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 def _up_to(lines: list[dict[str, Any]], resumed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The lines that a resume leaves: up to the save that it began with."""
     for place in range(len(lines) - 1, -1, -1):
-        if lines[place].get("event") == "saved" and lines[place].get("checkpoint") == resumed.get("checkpoint"):
-            return lines[: place + 1]
+        line = lines[place]
+        if line.get("event") == "saved" and line.get("checkpoint") == resumed.get("checkpoint"):
+            return [*lines[: _begin_of(line, lines, place)], line]
     # the process was killed between the save and the line that tells of it: all that is there came before
     return [line for line in lines if line.get("step", 0) <= resumed["from_step"]]
+
+
+def _begin_of(saved: Mapping[str, Any], lines: list[dict[str, Any]], place: int) -> int:
+    """Where the save was begun; one that was made beside the training is told of later."""
+    key = (saved.get("session"), saved.get("save"))
+    if key[1] is not None:
+        for earlier in range(place - 1, -1, -1):
+            line = lines[earlier]
+            if line.get("event") == "saving" and (line.get("session"), line.get("save")) == key:
+                return earlier + 1
+    return place
 
 
 def _newline_if_cut(fd: int) -> bytes:

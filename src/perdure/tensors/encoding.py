@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,9 @@ from perdure.data.generators import GENERATOR_TYPES, state_of
 from perdure.tensors import dtypes
 from perdure.tensors.carried import At, GeneratorState, LiveCode, Pickled
 from perdure.tensors.decoding import unflatten
-from perdure.tensors.regions import Block, Extent, blocks, extent_of
+from perdure.tensors.regions import Block, Extent, block_of, extent_of, overlapping
 
-__all__ = ["Leaf", "flatten", "to_buffers", "unflatten"]
+__all__ = ["Encoded", "Group", "Leaf", "encode", "flatten", "to_buffers", "unflatten"]
 
 _OPT_IN = (
     "keep numbers, strings, arrays, tensors and containers of them; or, if you trust every checkpoint that you "
@@ -75,9 +75,73 @@ def flatten(tree: Any) -> tuple[Any, list[Leaf]]:
     Raises:
         CannotCarryError: Something in it has no data-only form; the error names its place.
     """
+    encoded = encode(tree)
+    return encoded.document, encoded.leaves()
+
+
+def encode(tree: Any) -> Encoded:
+    """The first half of ``flatten``: what must be done before anything in the tree changes.
+
+    Raises:
+        CannotCarryError: As for ``flatten``.
+    """
     encoder = _Encoder()
     document = values.encode(tree, encoder.leaf)
-    return document, encoder.leaves()
+    return Encoded(document, [Group(extents) for extents in overlapping(encoder.extents)])
+
+
+class Group:
+    """Tensors or arrays that overlap in memory: one leaf in the end.
+
+    Attributes:
+        extents: They, in the order of the tree.
+    """
+
+    def __init__(self, extents: list[Extent]) -> None:
+        self.extents = extents
+        self._block: Block | None = None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """The memory that they lie in; while it is the same, so are they."""
+        return self.extents[0].device, min(e.low for e in self.extents), max(e.high for e in self.extents)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in memory, gaps included."""
+        _, low, high = self.place
+        return high - low
+
+    def copy_now(self) -> None:
+        """Take the values as they are now; on a GPU this is queued behind what was asked of it so far."""
+        block = block_of(self.extents)
+        data = block.data.clone() if isinstance(block.data, torch.Tensor) else block.data.copy()
+        self._block = replace(block, data=data)
+
+    @property
+    def block(self) -> Block:
+        """What is to be stored; the live memory, unless it was copied."""
+        if self._block is None:
+            self._block = block_of(self.extents)
+        return self._block
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tree as JSON values and groups of memory; the values miss the names of leaves until ``leaves``.
+
+    Attributes:
+        document: The JSON form.
+        groups: What becomes a leaf each, in the order of the tree.
+    """
+
+    document: Any
+    groups: list[Group]
+
+    def leaves(self) -> list[Leaf]:
+        """One leaf for each group; completes the references in the document."""
+        taken: dict[str, int] = {}
+        return [_named(group.block, taken) for group in self.groups]
 
 
 def to_buffers(leaves: Iterable[Leaf]) -> list[Buffer]:
@@ -98,20 +162,7 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 
 class _Encoder:
     def __init__(self) -> None:
-        self._extents: list[Extent] = []
-
-    def leaves(self) -> list[Leaf]:
-        """One leaf for each block of memory; completes the references in the document."""
-        taken: dict[str, int] = {}
-        return [self._named(block, taken) for block in blocks(self._extents)]
-
-    def _named(self, block: Block, taken: dict[str, int]) -> Leaf:
-        base = _name_of(block.path)
-        count = taken[base] = taken.get(base, 0) + 1
-        name = base if count == 1 else f"{base}~{count}"
-        for place in block.places:
-            place["entry"] = name
-        return Leaf(name, block.kind, block.dtype, block.shape, block.data)
+        self.extents: list[Extent] = []
 
     def leaf(self, value: Any, path: str) -> dict[str, Any]:
         """The JSON form of what plain values do not cover.
@@ -157,7 +208,7 @@ class _Encoder:
             data = data.resolve_conj().resolve_neg()
             if data.data_ptr() % data.element_size():
                 data = data.clone()  # foreign memory, not aligned to its type: torch could not view it so again
-            self._extents.append(extent_of(data, path, form))
+            self.extents.append(extent_of(data, path, form))
         return form
 
     def _sparse(self, tensor: torch.Tensor, path: str, form: dict[str, Any]) -> dict[str, Any]:
@@ -174,8 +225,17 @@ class _Encoder:
         _check_array(array, path)
         form = {"$": "array", "dtype": _descr(array.dtype), "shape": list(array.shape)}
         if array.nbytes:
-            self._extents.append(extent_of(array, path, form))
+            self.extents.append(extent_of(array, path, form))
         return form
+
+
+def _named(block: Block, taken: dict[str, int]) -> Leaf:
+    base = _name_of(block.path)
+    count = taken[base] = taken.get(base, 0) + 1
+    name = base if count == 1 else f"{base}~{count}"
+    for place in block.places:
+        place["entry"] = name
+    return Leaf(name, block.kind, block.dtype, block.shape, block.data)
 
 
 def _name_of(path: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,16 +82,15 @@ def extent_of(value: torch.Tensor | np.ndarray[Any, Any], path: str, place: dict
     return Extent(value, path, place, device, low, high, itemsize, shape, strides)
 
 
-def blocks(extents: Sequence[Extent]) -> Iterator[Block]:
-    """Cover all of them: one block for each tensor that lies alone, one for each group that overlaps in memory."""
-    for group in _overlapping(extents):
-        if len(group) > 1 and any(other.spot != group[0].spot for other in group):
-            yield _region(group)
-        else:
-            yield _alone(group)
+def block_of(group: Sequence[Extent]) -> Block:
+    """What is stored for tensors that overlap in memory, or for one that lies alone."""
+    if len(group) > 1 and any(other.spot != group[0].spot for other in group):
+        return _region(group)
+    return _alone(group)
 
 
-def _overlapping(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
+def overlapping(extents: Sequence[Extent]) -> list[list[Extent]]:
+    """Those that overlap in memory together; in the order of the state, not of addresses."""
     order = sorted(range(len(extents)), key=lambda i: (extents[i].device, extents[i].low, i))
     group: list[int] = []
     end = 0
@@ -105,10 +104,10 @@ def _overlapping(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
             group = [i]
             groups.append(group)
             end = here.high
-    for group in sorted(
-        (sorted(g) for g in groups), key=lambda g: g[0]
-    ):  # the order of the state, not of addresses
-        yield [extents[i] for i in group]
+    for group in groups:
+        group.sort()
+    groups.sort()
+    return [[extents[i] for i in group] for group in groups]
 
 
 def _alone(group: Sequence[Extent]) -> Block:

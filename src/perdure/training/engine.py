@@ -309,12 +309,14 @@ class Engine:
         """
         self._raise_if_over()
         self._pace.boundary()
+        if self._saver.boundary():
+            self.tell_status("running")
         if not self._checked:
             self._checked = True
             self._check_first_step()
         look_is_due = self.watch.due(self.step)
         self._stop_if_due(upcoming)
-        if self.asked or self._schedule.due(self.step):
+        if self.asked or self._due():
             self._save("asked" if self.asked else "interval")
         elif epoch_ended and self._save_best and self._saver.would_be_best():
             self._save("best")
@@ -364,12 +366,18 @@ class Engine:
         text = f"step {self.step}, epoch {self.epoch} of {self.plan.count}"
         return Progress(text, self.epoch + min(part, 1.0), self.plan.count)
 
+    def _due(self) -> bool:
+        if self._saver.busy and self._schedule.patient:
+            return False
+        return self._saver.retry or self._schedule.due(self.step)
+
     def _stop_if_due(self, upcoming: Gap) -> None:
         reason = self._board.stop_flag.reason or self._pace.stop_reason(
             self._board.window, self._board.margin_s, upcoming
         )
         if not reason:
             return
+        self._saver.settle()
         if not self.state.armed and self.position not in (self._saver.position, Position()):
             self._save("stop")
         self._leave("paused", reason)
@@ -425,6 +433,7 @@ class Engine:
 
     def _leave(self, status: str, reason: str) -> None:
         self.looping = False
+        self._saver.end()
         self.state.calls.close_all()
         self.watch.end(self.step)
         self._journal.event(status, step=self.step, session=self._saver.session_number, reason=reason)
@@ -436,7 +445,8 @@ class Engine:
         self.asked = False
         self._look_for_strays()
         began_s = self._pace.now()
-        saved = self._saver.save(self.position, self._plan_values(), reason)
+        save = self._saver.save if reason in ("stop", "finished") else self._saver.begin
+        saved = save(self.position, self._plan_values(), reason)
         self.watch.saved(self._pace.now() - began_s)
         if saved:
             self.tell_status("running")

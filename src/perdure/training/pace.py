@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from typing import Literal
 
@@ -28,6 +29,7 @@ class Pace:
         self._clock = clock
         self._gaps: dict[Gap, deque[float]] = {"step": deque(maxlen=200), "tail": deque(maxlen=20)}
         self._saves: deque[float] = deque(maxlen=10)
+        self._beside: list[float] | None = None
         self._since = clock.monotonic()
         self._kind: Gap | None = None
         self._first_s: float | None = None
@@ -45,6 +47,8 @@ class Pace:
             self._first_s = now - self._since
         elif self._kind is not None:
             self._gaps[self._kind].append(now - self._since)
+            if self._beside is not None and self._kind == "step":
+                self._beside.append(now - self._since)
         self.training_s += now - self._since
         self._since = now
 
@@ -56,6 +60,20 @@ class Pace:
     def saved(self, seconds: float) -> None:
         """A save took so long."""
         self._saves.append(seconds)
+
+    def begin_beside(self) -> None:
+        """A save beside the training begins here."""
+        self._beside = []
+
+    def end_beside(self) -> float:
+        """It has ended.
+
+        Returns:
+            How much longer its steps took in all than steps do, in seconds.
+        """
+        beside, self._beside = self._beside or [], None
+        usual = statistics.median(self._gaps["step"]) if self._gaps["step"] else 0.0
+        return max(0.0, sum(beside) - len(beside) * usual)
 
     @property
     def last_save_s(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,9 +70,14 @@ class RunState:
             only = None if self.resume.armed else set(objects)
             self.world.restore(self.resume.tree["objects"], strict=False, only=only)
 
-    def tree(self, plan: Mapping[str, Any] | None) -> dict[str, Any]:
-        """All of it; tensors are live references, not copies."""
-        objects = dict(self.world.capture())
+    def tree(self, plan: Mapping[str, Any] | None, dead: Collection[int] = ()) -> dict[str, Any]:
+        """All of it; tensors are live references, not copies.
+
+        Args:
+            plan: How far the run goes.
+            dead: Parameters, by ``id``, whose gradient nobody will read.
+        """
+        objects = dict(self.world.capture(dead))
         if self.resume is not None:  # tracked in an earlier session and not in this one: nothing is lost
             objects = {**self.resume.tree["objects"], **objects}
         return {

@@ -66,7 +66,7 @@ class ModulePart:
     def _gradients(self, mine: ModuleNames, names: ParameterNames) -> Iterator[tuple[str, torch.Tensor | None]]:
         for name, slot in mine.parameters.items():
             parameter = slot.parameter
-            if parameter is None or parameter.grad is None:
+            if parameter is None or parameter.grad is None or id(parameter) in names.dead:
                 continue
             if names.name_of(parameter) == join(self.path, name):  # a tied one once
                 yield name, plain(parameter.grad)

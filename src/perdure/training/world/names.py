@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -98,9 +98,13 @@ class ParameterNames:
 
     Args:
         modules: By the name they are tracked under.
+
+    Attributes:
+        dead: Parameters, by ``id``, whose present gradient nobody will read.
     """
 
-    def __init__(self, modules: Mapping[str, ModuleNames]) -> None:
+    def __init__(self, modules: Mapping[str, ModuleNames], dead: Collection[int] = ()) -> None:
+        self.dead = dead
         self._by_name: dict[str, nn.Parameter] = {}
         self._empty: set[str] = set()
         self._name_of: dict[int, str] = {}

@@ -111,7 +111,11 @@ class OptimizerPart:
 
     def _unnamed_values(self, names: ParameterNames) -> dict[str, Any]:
         return {
-            place: {"value": plain(p), "grad": plain(p.grad), "requires_grad": p.requires_grad}
+            place: {
+                "value": plain(p),
+                "grad": None if id(p) in names.dead else plain(p.grad),
+                "requires_grad": p.requires_grad,
+            }
             for place, p in self.unnamed(names).items()
         }
 

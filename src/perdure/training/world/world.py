@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from perdure.core.errors import CannotCarryError, StateMismatchError
 from perdure.training.world.audit import parts_of_graphs, unhealthy, untracked_schedulers
 from perdure.training.world.modules import ModulePart
 from perdure.training.world.names import ModuleNames, ParameterNames
-from perdure.training.world.optimizers import OptimizerPart, is_optimizer
+from perdure.training.world.optimizers import OptimizerPart, is_optimizer, layers
 from perdure.training.world.part import Part
 from perdure.training.world.plain import GeneratorPart, PlainPart
 from perdure.training.world.refill import Refill, copied
@@ -104,15 +104,26 @@ class World:
             parts.append(known)
         return parts
 
-    def parameter_names(self) -> ParameterNames:
+    def parameter_names(self, dead: Collection[int] = ()) -> ParameterNames:
         """Names of the parameters of all tracked modules."""
-        return ParameterNames({path: ModuleNames(module) for path, module in self.modules.items()})
+        return ParameterNames({path: ModuleNames(module) for path, module in self.modules.items()}, dead)
+
+    def stepping(self) -> Iterator[torch.optim.Optimizer]:
+        """The optimizers of torch that really step: tracked ones, and those inside of tracked ones."""
+        for optimizer in self.optimizers.values():
+            for _, layer in layers(optimizer):
+                if isinstance(layer, torch.optim.Optimizer):
+                    yield layer
 
     # ---------------------------------------------------------------- capture
 
-    def capture(self) -> dict[str, Any]:
-        """The state of everything, by name, as a tree for ``flatten``; tensors are live references, not copies."""
-        names = self.parameter_names()
+    def capture(self, dead: Collection[int] = ()) -> dict[str, Any]:
+        """The state of everything, by name, as a tree for ``flatten``; tensors are live references, not copies.
+
+        Args:
+            dead: Parameters, by ``id``, whose gradient nobody will read.
+        """
+        names = self.parameter_names(dead)
         return {
             name: {part.path: {"kind": part.kind, **part.capture(names)} for part in self._refresh(name)}
             for name in self._objects

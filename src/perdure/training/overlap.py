@@ -1,0 +1,212 @@
+"""Saving under the next forward and backward: what may be copied late, what must be copied at once.
+
+Parameters and optimizer state change only inside ``optimizer.step()``; a hook makes the step wait. Everything else
+is copied at the boundary, except what has not changed from save to save: that is copied late too, and if its digest
+is another one this time, the snapshot is thrown away. Nobody is believed: some saves are proved by digests that are
+taken at the boundary, version counters are looked at in all, and what fails once is copied at once from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from perdure.checkpoint.snapshot import Buffer
+from perdure.checkpoint.store import Saved
+from perdure.core.say import warn
+from perdure.hardware.host import memory
+from perdure.tensors.arena import Arena
+from perdure.tensors.copying import StateCopy, digest_of_live
+from perdure.tensors.encoding import Encoded, Group, encode
+from perdure.training.flight import Cargo, Flight, Place, TornError, version_of
+from perdure.training.gradients import GradientWatch
+from perdure.training.guard import Guard
+from perdure.training.state import RunState
+
+SMALL_BYTES = 64 * 1024
+"""Groups below this are copied at once; the stall of a copy is less than what it takes to reason about it."""
+
+SPARE_BYTES = 256 * 1024 * 1024
+"""What must stay free on the host beside the copy."""
+
+Commit = Callable[[Any, list[Buffer], Sequence[str]], Saved]
+"""Values, buffers and names of unhealthy parameters to a checkpoint."""
+
+
+class Overlap:
+    """The overlapped saves of one run: at most one at a time.
+
+    Args:
+        state: The run's.
+
+    Attributes:
+        flight: The present one, until its result was taken.
+        stall_s: Time that steps waited for a copy since it was last set to 0.
+    """
+
+    def __init__(self, state: RunState, now: Callable[[], float]) -> None:
+        self.flight: Flight | None = None
+        self.stall_s = 0.0
+        self._state = state
+        self._now = now
+        self._guard = Guard(self._before_step)
+        self._watch = GradientWatch()
+        self._arena = Arena()
+        self._count = 0
+        self._distrusted: set[Place] = set()
+        self._digests: dict[Place, str] = {}
+        self._settled: dict[Place, str] = {}
+        self._said_memory = False
+
+    # ---------------------------------------------------------------- at a boundary
+
+    def boundary(self) -> None:
+        """A boundary is reached: learn about gradients, and judge what the present flight left out."""
+        if self.flight is None and not self._watch.learning:
+            return
+        self._guard.attach(self._state.world.stepping())
+        if self._watch.look(self._guard.parameters()) and self.flight is not None:
+            self.flight.judge(not self._watch.violated)
+
+    def begin(self, plan: Any, commit: Commit) -> bool:
+        """Begin a save of this boundary.
+
+        Args:
+            plan: How far the run goes.
+            commit: Makes a checkpoint of it; called in another thread.
+
+        Returns:
+            Whether it was begun; if not, there is no memory for a copy.
+
+        Raises:
+            CannotCarryError: Something in the state has no data-only form.
+        """
+        self._guard.attach(self._state.world.stepping())
+        self._watch.look(self._guard.parameters())
+        dead = self._watch.dead()
+        encoded = encode(self._state.tree(plan, dead))
+        if not self._fits(encoded):
+            return False
+        cargo = self._cargo(encoded)
+        devices = {e.value.device for g in encoded.groups for e in g.extents if isinstance(e.value, torch.Tensor)}
+        copy = StateCopy(self._arena, devices)
+        self.flight = Flight(cargo, copy, lambda buffers, bad: commit(encoded.document, buffers, bad))
+        if not dead:
+            self.flight.judge(True)
+        return True
+
+    def take(self) -> tuple[Saved | None, list[str]]:
+        """The result of the present flight; waits for it. What could not be proved until now never will be.
+
+        Returns:
+            The checkpoint, None if the snapshot was thrown away; and sentences for the user.
+
+        Raises:
+            PerdureError: As ``Store.save``.
+        """
+        flight, self.flight = self.flight, None
+        assert flight is not None
+        flight.judge(False)
+        try:
+            saved = flight.result()
+        except TornError as torn:
+            return None, self._learn(torn)
+        self._settled = {p: d for p, d in flight.digests.items() if self._digests.get(p) == d}
+        self._digests = flight.digests
+        return saved, []
+
+    def end(self) -> None:
+        """The loop is over."""
+        self._guard.detach()
+        self._arena.release()
+
+    # ---------------------------------------------------------------- inside
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        flight = self.flight
+        if flight is not None:
+            began_s = self._now()
+            flight.wait_copied()
+            self.stall_s += self._now() - began_s
+        self._watch.stepped = True
+        if flight is not None or self._watch.learning:
+            self._watch.before_step(p for group in optimizer.param_groups for p in group["params"])
+
+    def _cargo(self, encoded: Encoded) -> Cargo:
+        """Copy what cannot wait, and note what proves the rest."""
+        protected = self._guard.addresses()
+        parked: set[Place] = set()
+        known: dict[Place, str] = {}
+        self._count += 1
+        proved = not self._count & (self._count - 1)  # the first save, the second, the fourth, the eighth ...
+        for group in encoded.groups:
+            place = group.place
+            late = place not in self._distrusted and group.extents[0].low in protected and _plain(group)
+            if (
+                not late
+                and place in self._settled
+                and group.nbytes >= SMALL_BYTES
+                and place not in self._distrusted
+            ):
+                late, known[place] = True, self._settled[place]
+            if not late:
+                group.copy_now()
+                parked.add(place)
+            elif proved and place not in known:
+                known[place] = digest_of_live(group.block.data)
+        late_groups = [group for group in encoded.groups if group.place not in parked]
+        return Cargo(
+            encoded,
+            frozenset(parked),
+            known,
+            frozenset(self._settled),
+            self._parameters(),
+            {group.place: version_of(group) for group in late_groups},
+        )
+
+    def _parameters(self) -> dict[Place, str]:
+        """The first name of each parameter, by place."""
+        found: dict[Place, str] = {}
+        for name, parameter in self._state.world.parameters().items():
+            found.setdefault(_place(parameter), name)
+        return found
+
+    def _fits(self, encoded: Encoded) -> bool:
+        needed = sum(group.nbytes for group in encoded.groups) - self._arena.nbytes
+        if needed <= 0 or needed + SPARE_BYTES <= memory().available_bytes:
+            return True
+        if not self._said_memory:
+            self._said_memory = True
+            warn("there is no memory for a copy of the state: training waits while a checkpoint is written")
+        return False
+
+    def _learn(self, torn: TornError) -> list[str]:
+        """See to it that the next try is right; a sentence for the user if it was the script's doing."""
+        names = []
+        for place, name in torn.leaves.items():
+            if self._settled.pop(place, None) is None:
+                self._distrusted.add(place)
+                names.append(name)
+            self._digests.pop(place, None)
+        if not names:
+            return []
+        others = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return [
+            f"{', '.join(names[:3])}{others} changed between a boundary and optimizer.step(): that snapshot was "
+            "thrown away, and from now on they are copied at the boundary, before training goes on"
+        ]
+
+
+def _plain(group: Group) -> bool:
+    """On a card only what is one contiguous tensor can be read by a stream beside the training's."""
+    value = group.extents[0].value
+    if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+        return True
+    return len(group.extents) == 1 and value.is_contiguous()
+
+
+def _place(tensor: torch.Tensor) -> Place:
+    begin = tensor.data_ptr()
+    return str(tensor.device), begin, begin + tensor.nbytes
