@@ -11,6 +11,7 @@ from perdure.core.intervals import (
     Interval,
     format_bytes,
     format_duration,
+    format_number,
     parse_bytes,
     parse_duration,
     parse_interval,
@@ -94,3 +95,10 @@ def test_a_formatted_duration_is_never_far_from_the_truth(seconds):
 @given(st.integers(min_value=1, max_value=10**15))
 def test_a_formatted_size_is_never_far_from_the_truth(count):
     assert abs(parse_bytes(format_bytes(count)) - count) <= 0.06 * count + 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.02134, "0.0213"), (12.34, "12.3"), (99.96, "100"), (1543.2, "1543"), (2e6, "2000000")]
+)
+def test_a_number_for_people_has_three_figures_and_no_power_of_ten(value, text):
+    assert format_number(value) == text

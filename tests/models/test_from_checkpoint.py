@@ -135,10 +135,11 @@ def test_what_a_gpu_wrote_opens_on_a_machine_without_one(tmp_path: Path) -> None
 def run_of(root: Path, name: str, steps: int = 3) -> nn.Module:
     model = net()
     with perdure.Run(name, root, save_every="1 step", seed=0) as run:
-        run.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        run.track(model=model, optimizer=optimizer)
         for _ in run.steps(steps):
-            with torch.no_grad():
-                model[0].weight += 1
+            model[0].weight.grad = torch.full_like(model[0].weight, -1.0)
+            optimizer.step()
             run.log(loss=0.5)
     return model
 

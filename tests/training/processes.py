@@ -61,10 +61,15 @@ def kill_me() -> None:
     So a test knows which checkpoint its next process begins with. What is lost of a save that is under way is the
     subject of other tests.
     """
-    saver = perdure.current()._engine._saver
+    let_land(perdure.current())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def let_land(run: perdure.Run) -> None:
+    """Wait until the save that is under way beside the training, if there is one, is on disk."""
+    saver = run._engine._saver
     while saver.busy and not saver._overlap.flight.landed:
         time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _end_group(pid: int) -> None:

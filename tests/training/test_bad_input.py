@@ -30,7 +30,7 @@ from perdure.core.errors import (
 )
 from perdure.core.paths import RunPaths
 from training.jobs import Job
-from training.processes import in_new_process
+from training.processes import in_new_process, let_land
 from training.test_loops import dataset, shuffled
 
 
@@ -371,6 +371,7 @@ def train_on_a_disk_that_fills(disk, at, stop_at=None):
         for _ in run.epochs(3):
             for (x,) in run.batches(loader):
                 if run.step == at:
+                    let_land(run)
                     fill(disk / "ballast")
                 if run.step == stop_at:
                     raise Stop

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perdure.checkup.checks import Check, State
 from perdure.checkup.gather import Unknown
-from perdure.core.intervals import format_bytes
+from perdure.core.intervals import format_bytes, format_number
 from perdure.hardware.cards import Card, Cards
 from perdure.hardware.fixes import fix
 from perdure.hardware.known import precision
@@ -158,7 +158,7 @@ def _speeds(torch: Probe | None, name: str) -> Mapping[str, float]:
 
 
 def _shown(speeds: Mapping[str, float]) -> str:
-    return ", ".join(f"{dtype} {speed:.3g} TFLOP/s" for dtype, speed in speeds.items())
+    return ", ".join(f"{dtype} {format_number(speed)} TFLOP/s" for dtype, speed in speeds.items())
 
 
 def usable(cards: Cards | Unknown) -> Sequence[Card]:

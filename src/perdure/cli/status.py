@@ -13,7 +13,7 @@ from perdure.checkpoint.search import list_run
 from perdure.cli.options import Json, Names, Root, folder_of_runs
 from perdure.cli.output import ago, complain, note, say, say_json
 from perdure.core.errors import ConfigError
-from perdure.core.intervals import format_bytes, format_duration
+from perdure.core.intervals import format_bytes, format_duration, format_number
 from perdure.core.paths import RunPaths
 from perdure.core.runs import find_runs, pick_run, read_json
 from perdure.hardware.told import card_line, loop_line
@@ -179,7 +179,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def _speed(speeds: Mapping[str, Any]) -> str:
     parts = []
     if speeds.get("steps_per_s"):
-        parts.append(f"{speeds['steps_per_s']:.3g} steps/s")
+        parts.append(f"{format_number(speeds['steps_per_s'])} steps/s")
     if speeds.get("save_s") is not None:
         parts.append(f"{format_duration(float(speeds['save_s']))} a save")
     if speeds.get("save_every"):

@@ -155,3 +155,8 @@ def _positive(seconds: float, value: object) -> float:
     if not math.isfinite(seconds) or seconds <= 0:
         raise ConfigError(f"save_every must be greater than zero, got {value!r}", hint='try "5 min"')
     return seconds
+
+
+def format_number(value: float) -> str:
+    """Three figures, and never a power of ten: ``0.0213``, ``12.3``, ``1543``."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perdure.core.intervals import format_duration
+from perdure.core.intervals import format_duration, format_number
 from perdure.core.limits import Window
 from perdure.hardware.told import card_facts, card_line
 from perdure.hardware.use import CardUse, LoopTimes
@@ -51,7 +51,7 @@ def live_line(
     total_s = recent.total_s or 1.0
     parts = [
         progress.text,
-        f"{recent.steps / total_s:.3g} steps/s",
+        f"{format_number(recent.steps / total_s)} steps/s",
         *(f"{name} {value:.4g}" for name, value in itertools.islice(metrics.items(), _METRICS)),
         *(card_line(card_facts(card)) for card in cards),
         f"{100 * recent.wait_s / total_s:.0f} % of the time waiting for data",
