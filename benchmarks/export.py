@@ -200,6 +200,7 @@ def run(megabytes: float, rounds: int, root: Path) -> dict[str, Any]:
             found[name].append(measure(name, model, example, root))
             print(f"round {turn + 1}: {name}: {found[name][-1][0]:.2f} s", file=sys.stderr, flush=True)
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "model_bytes": bytes_of(model),
         "rounds": rounds,
         "machine": {"cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()},

@@ -96,6 +96,7 @@ def main() -> None:
         "share_of_a_core_percent": round(100 * look / EVERY_S, 4),
         "step_us": round(extra * 1e6, 3),
         "step_us_all": [round((timed - bare) * 1e6, 3) for bare, timed in steps],
+        "date": time.strftime("%Y-%m-%d"),
         "python": platform.python_version(),
         "machine": platform.machine(),
     }
