@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from perdure.checkpoint.writer import publish
 from perdure.core.files import fsync_dir
 from perdure.core.paths import RunPaths
 
+_ALONE_BYTES = 64 * 1024 * 1024  # from here on digests are worth some threads
+_THREADS = 4
 _FOLDER_BYTES = 3 * 4096  # the new folder, and growth of the two that it is listed in
 
 
@@ -66,7 +69,10 @@ def hash_buffers(snapshot: Snapshot) -> list[Hashed]:
     names = [buffer.name for buffer in snapshot.buffers]
     if len(set(names)) != len(names):
         raise ValueError("two buffers of the snapshot have one name")
-    return [hash_buffer(buffer) for buffer in snapshot.buffers]
+    if sum(buffer.data.nbytes for buffer in snapshot.buffers if not buffer.digest) < _ALONE_BYTES:
+        return [hash_buffer(buffer) for buffer in snapshot.buffers]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(hash_buffer, snapshot.buffers))
 
 
 def draft(
