@@ -1,0 +1,331 @@
+"""What does a checkpoint cost a training? Ours beside what others use, on the same work, in one process.
+
+    .venv/bin/python -m pip install torchsnapshot moonclip     # peers that are missing are left out, and named
+    .venv/bin/python benchmarks/saving.py [--layers 8] [--rounds 5] [--folder DIR] [--save]
+
+The work is a transformer with AdamW. In every round each contender takes its turn, each round in another order: a
+block of eight steps with one checkpoint at its first boundary. ``blocked`` is the time that the call, or the
+boundary, holds training up; ``added`` is how much longer the whole block took than the block of the same round
+without any checkpoint, so it holds slower steps and waits in hooks too. What is still being written at the end of a
+block is waited for, outside the clock, and the disk is synced, so that nobody pays for another. ``end to end`` is
+time of its own: four blocks in a row, with all waiting inside the clock, over the same without checkpoints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import perdure
+
+STEPS = 8
+RESULTS = Path(__file__).parent / "results"
+
+
+class Work:
+    """The training that everybody saves."""
+
+    def __init__(self, layers: int) -> None:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, dropout=0.1)
+        self.model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.x_BTC = torch.randn(8, 64, 768)
+
+    def step(self) -> None:
+        loss = self.model(self.x_BTC).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    @property
+    def nbytes(self) -> int:
+        parameters = sum(p.nbytes for p in self.model.parameters())
+        state = sum(t.nbytes for s in self.optimizer.state.values() for t in s.values())
+        return parameters + state
+
+
+class Contender:
+    """One way of making checkpoints.
+
+    Attributes:
+        durable: What it calls saved is on disk (fsync), not in the page cache.
+    """
+
+    name = "no checkpoint"
+    durable = True
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        self.work, self.folder = work, folder
+        folder.mkdir(parents=True)
+
+    def boundary(self, save: bool) -> None:
+        """Between two steps."""
+        if save:
+            self.save()
+
+    def save(self) -> None:
+        """Make a checkpoint; returns when training may go on."""
+
+    def drain(self) -> None:
+        """Wait until what was begun is written."""
+
+
+class Perdure(Contender):
+    name = "perdure"
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        super().__init__(work, folder)
+        self.run = perdure.Run("bench", root=folder, save_every="1000000 steps", keep=perdure.Keep(last=1))
+        self.run.track(model=work.model, optimizer=work.optimizer)
+        self.steps = self.run.steps(10**9)
+
+    def boundary(self, save: bool) -> None:
+        if save:
+            self.run.save()
+        next(self.steps)
+
+    def drain(self) -> None:
+        saver = self.run._engine._saver  # there is no public word for it: nobody but a benchmark needs to wait
+        if saver.busy:
+            saver.settle()
+
+
+class TorchSave(Contender):
+    name = "torch.save"
+    durable = False
+
+    def save(self) -> None:
+        torch.save(self.work.state(), self.folder / "checkpoint.pt")
+
+
+class TorchSaveSync(Contender):
+    name = "torch.save + fsync"
+
+    def save(self) -> None:
+        with open(self.folder / "checkpoint.tmp", "wb") as file:
+            torch.save(self.work.state(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(self.folder / "checkpoint.tmp", self.folder / "checkpoint.pt")
+
+
+class Dcp(Contender):
+    name = "torch.distributed.checkpoint save"
+
+    def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(self.work.state(), checkpoint_id=str(self.folder / "dcp"), no_dist=True)
+
+
+class DcpAsync(Contender):
+    name = "torch.distributed.checkpoint async_save"
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        import torch.distributed as dist
+
+        super().__init__(work, folder)
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 1), rank=0, world_size=1)
+        self.pending: Any = None
+
+    def save(self) -> None:
+        import torch.distributed.checkpoint as dcp
+
+        self.drain()
+        self.pending = dcp.async_save(self.work.state(), checkpoint_id=str(self.folder / "dcp"))
+
+    def drain(self) -> None:
+        if self.pending is not None:
+            self.pending.result()
+            self.pending = None
+
+
+class TorchSnapshot(Contender):
+    name = "torchsnapshot async_take"
+    durable = False
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        import torchsnapshot
+
+        super().__init__(work, folder)
+        self.module, self.pending, self.count = torchsnapshot, None, 0
+
+    def save(self) -> None:
+        self.drain()
+        self.count += 1
+        state = {"model": self.work.model, "optimizer": self.work.optimizer}
+        self.pending = self.module.Snapshot.async_take(str(self.folder / f"{self.count % 2}"), state)
+
+    def drain(self) -> None:
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+
+
+class Moonclip(Contender):
+    name = "moonclip"
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        from moonclip import CheckpointManager
+
+        super().__init__(work, folder)
+        self.manager, self.count = CheckpointManager(str(folder / "moonclip")), 0
+
+    def save(self) -> None:
+        self.count += 1
+        self.manager.save(step=self.count, model=self.work.model, optimizer=self.work.optimizer)
+
+    def drain(self) -> None:
+        self.manager.flush()
+
+
+class LightningAsync(Contender):
+    name = "Lightning AsyncCheckpointIO"
+    durable = False
+
+    def __init__(self, work: Work, folder: Path) -> None:
+        from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+
+        super().__init__(work, folder)
+        self.io = AsyncCheckpointIO(TorchCheckpointIO())
+        self.io.setup()
+
+    def save(self) -> None:
+        self.io.save_checkpoint(self.work.state(), str(self.folder / "checkpoint.ckpt"))
+
+    def drain(self) -> None:
+        self.io.teardown()
+        self.io.setup()
+
+
+class Safetensors(Contender):
+    name = "safetensors save_file"
+    durable = False
+
+    def save(self) -> None:
+        from safetensors.torch import save_file
+
+        tensors = {f"model.{k}": v for k, v in self.work.model.state_dict().items()}
+        for number, state in self.work.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
+        save_file(tensors, self.folder / "checkpoint.safetensors")
+
+
+ALL = (Perdure, TorchSave, TorchSaveSync, Dcp, DcpAsync, TorchSnapshot, Moonclip, LightningAsync, Safetensors)
+
+
+def block(contender: Contender, *, save: bool) -> tuple[float, float]:
+    """Eight steps, with a checkpoint at the first boundary or without; time of that boundary, and of all."""
+    began = time.perf_counter()
+    contender.boundary(save)
+    blocked = time.perf_counter() - began
+    contender.work.step()
+    for _ in range(STEPS - 1):
+        contender.boundary(False)
+        contender.work.step()
+    return blocked, time.perf_counter() - began
+
+
+def settle(contender: Contender) -> None:
+    contender.drain()
+    os.sync()
+
+
+def measure(contenders: list[Contender], rounds: int, order: random.Random) -> dict[str, Any]:
+    """Blocks in turn; then runs of four blocks in turn."""
+    none = contenders[0]
+    blocked: dict[str, list[float]] = {c.name: [] for c in contenders}
+    added: dict[str, list[float]] = {c.name: [] for c in contenders}
+    whole: dict[str, list[float]] = {c.name: [] for c in contenders}
+    for contender in contenders:  # everything that is only done once
+        block(contender, save=True)
+        settle(contender)
+    for turn in range(rounds):
+        totals = {}
+        for contender in order.sample(contenders, len(contenders)):
+            at_boundary, totals[contender.name] = block(contender, save=contender is not none)
+            blocked[contender.name].append(at_boundary)
+            settle(contender)
+        for contender in contenders:
+            added[contender.name].append(totals[contender.name] - totals[none.name])
+        print(f"round {turn + 1} of {rounds}", file=sys.stderr)
+    for _ in range(max(2, rounds // 2)):
+        for contender in order.sample(contenders, len(contenders)):
+            began = time.perf_counter()
+            for _ in range(4):
+                block(contender, save=contender is not none)
+            contender.drain()
+            whole[contender.name].append(time.perf_counter() - began)
+            os.sync()
+    return {
+        c.name: {
+            "blocked_s": spread(blocked[c.name]),
+            "added_s": spread(added[c.name]),
+            "end_to_end_s": spread(whole[c.name]),
+            "durable": c.durable,
+        }
+        for c in contenders
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def made(work: Work, root: Path) -> tuple[list[Contender], dict[str, str]]:
+    contenders: list[Contender] = [Contender(work, root / "none")]
+    missing = {}
+    for number, kind in enumerate(ALL):
+        try:
+            contenders.append(kind(work, root / str(number)))
+        except Exception as error:  # noqa: BLE001  a peer that is not installed, or does not work with this torch
+            missing[kind.name] = f"{type(error).__name__}: {error}"
+    return contenders, missing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=8, help="8 are 0.7 GB with the optimizer's state")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
+    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
+    options = parser.parse_args()
+    work = Work(options.layers)
+    work.step()
+    with tempfile.TemporaryDirectory(dir=options.folder) as root:
+        contenders, missing = made(work, Path(root))
+        figures = measure(contenders, options.rounds, random.Random(0))
+    result = {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu_count": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "state_bytes": work.nbytes,
+        "rounds": options.rounds,
+        "missing": missing,
+        "figures": figures,
+    }
+    print(json.dumps(result, indent=2))
+    if options.save:
+        (RESULTS / "saving.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
