@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from perdure.checkpoint.search import list_run
 from perdure.core.events import read_events
 from perdure.core.paths import RunPaths
 from perdure.hardware.host import Memory
-from perdure.tensors import copying
+from perdure.tensors import arena, copying
 from perdure.tensors.encoding import unflatten
 from perdure.training import gradients, overlap
 
@@ -237,6 +238,34 @@ def test_without_memory_for_a_copy_training_waits_and_is_told_so(tmp_path, monke
             job.step()
     assert set(saved(tmp_path)) == {2, 4, 5}
     assert capfd.readouterr().err.count("no memory for a copy of the state") == 1
+
+
+def test_memory_that_is_not_there_after_all_costs_the_snapshot_and_not_the_training(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(arena.Arena, "lay_out", lambda *_: mmap.mmap(-1, 1 << 62))
+    job = Job()
+    with perdure.Run("job", root=tmp_path, save_every="2 steps", keep=perdure.Keep(last=9)) as run:
+        run.track(**job.tracked())
+        for _ in run.steps(6):
+            job.step()
+    assert set(saved(tmp_path)) == {3, 4, 6}  # made again at the next boundary
+    assert capfd.readouterr().err.count("no memory for a copy of the state") == 1
+
+
+def test_a_script_that_spoils_every_snapshot_is_waited_for_after_three(tmp_path, monkeypatch):
+    slow(monkeypatch)
+    job, states = Job(), {}
+    with perdure.Run("job", root=tmp_path, save_every="1 step", keep=perdure.Keep(last=20)) as run:
+        run.track(**job.tracked())
+        for step in run.steps(9):
+            states[step] = job.state()
+            for parameter in job.model.head.parameters():
+                with torch.no_grad():
+                    parameter.mul_(0.5)
+                parameter.data = parameter.data.clone()  # another place each time: nothing can be learned
+            job.step()
+    trees = saved(tmp_path)
+    assert {4, 8} <= set(trees)
+    assert all(same_as_model(trees[step], states[step]) for step in trees if step < 9)
 
 
 def test_metrics_of_steps_that_come_again_are_superseded_though_the_save_ended_after_them(tmp_path, monkeypatch):

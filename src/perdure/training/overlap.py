@@ -15,6 +15,7 @@ import torch
 
 from perdure.checkpoint.snapshot import Buffer
 from perdure.checkpoint.store import Saved
+from perdure.core.errors import CheckpointError
 from perdure.core.say import warn
 from perdure.hardware.host import memory
 from perdure.tensors.arena import Arena
@@ -30,6 +31,8 @@ SMALL_BYTES = 64 * 1024
 
 SPARE_BYTES = 256 * 1024 * 1024
 """What must stay free on the host beside the copy."""
+
+_NO_MEMORY = "there is no memory for a copy of the state: training waits while a checkpoint is written"
 
 Commit = Callable[[Any, list[Buffer], Sequence[str]], Saved]
 """Values, buffers and names of unhealthy parameters to a checkpoint."""
@@ -58,7 +61,7 @@ class Overlap:
         self._distrusted: set[Place] = set()
         self._digests: dict[Place, str] = {}
         self._settled: dict[Place, str] = {}
-        self._said_memory = False
+        self._no_memory = False
 
     # ---------------------------------------------------------------- at a boundary
 
@@ -113,6 +116,11 @@ class Overlap:
             saved = flight.result()
         except TornError as torn:
             return None, self._learn(torn)
+        except (MemoryError, OSError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            self._no_memory = True  # it looked as if there was some
+            return None, [_NO_MEMORY]
         self._settled = {p: d for p, d in flight.digests.items() if self._digests.get(p) == d}
         self._digests = flight.digests
         return saved, []
@@ -175,11 +183,11 @@ class Overlap:
 
     def _fits(self, encoded: Encoded) -> bool:
         needed = sum(group.nbytes for group in encoded.groups) - self._arena.nbytes
-        if needed <= 0 or needed + SPARE_BYTES <= memory().available_bytes:
+        if not self._no_memory and (needed <= 0 or needed + SPARE_BYTES <= memory().available_bytes):
             return True
-        if not self._said_memory:
-            self._said_memory = True
-            warn("there is no memory for a copy of the state: training waits while a checkpoint is written")
+        if not self._no_memory:
+            self._no_memory = True
+            warn(_NO_MEMORY)
         return False
 
     def _learn(self, torn: TornError) -> list[str]:

@@ -23,6 +23,8 @@ from perdure.training.pace import Pace
 from perdure.training.schedule import SaveSchedule
 from perdure.training.state import RunState
 
+_TRIES = 3  # snapshots that are thrown away one after the other; then training waits for one
+
 
 @dataclass(frozen=True)
 class Begun:
@@ -70,6 +72,7 @@ class Saver:
         self._begun = Begun(Position(), "", None, 0.0, 0.0)
         self._found: list[str] = []
         self._number = 0
+        self._thrown_away = 0
 
     def boundary(self) -> bool:
         """A boundary is reached: take what has been saved beside the training since the last one.
@@ -103,6 +106,8 @@ class Saver:
             CannotCarryError: Something in the state has no data-only form.
         """
         self.settle()
+        if self._thrown_away >= _TRIES:
+            return self.save(position, plan, reason)
         began_s = self._pace.now()
         self._journal.flush()
         snapshot = self._about(position, reason)
@@ -169,6 +174,7 @@ class Saver:
             warn(sentence)
         if saved is None:
             self.retry = True
+            self._thrown_away += 1
             return
         self._note_health(begun.position, self._found)
         self._landed(saved, begun, begun.stall_s + self._overlap.stall_s)
@@ -189,6 +195,7 @@ class Saver:
         ):
             say(f"{self._store.name}: from here on saves {self._schedule}")
         self.position, self.checkpoint, self._failures = begun.position, saved.folder.name, 0
+        self.retry, self._thrown_away = False, 0
         beside = {} if begun.number is None else {"save": begun.number}
         self._journal.event(
             "saved",
