@@ -37,7 +37,7 @@ def classic_of(folder: Path, weights: Weights) -> dict[str, Any]:
     if weights.which == LIVE:
         found |= {f"{path}_state_dict": state for path, state in _states(checkpoint)}
     for path, value in found.items():
-        _check_plain(path, value)
+        check_plain(path, value)
     return found
 
 
@@ -65,13 +65,18 @@ def _optimizer_state(part: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
     }
 
 
-def _check_plain(path: str, value: Any) -> None:
+def check_plain(path: str, value: Any) -> None:
+    """Refuse what the safe loader of torch would not read.
+
+    Raises:
+        CannotCarryError: It names the place.
+    """
     if isinstance(value, Mapping):
         for key, each in value.items():
-            _check_plain(f"{path}.{key}", each)
+            check_plain(f"{path}.{key}", each)
     elif isinstance(value, (list, tuple)):
         for index, each in enumerate(value):
-            _check_plain(f"{path}[{index}]", each)
+            check_plain(f"{path}[{index}]", each)
     elif value is not None and not isinstance(value, _PLAIN) and not hasattr(value, "item"):
         kind = type(value).__name__
         raise CannotCarryError(

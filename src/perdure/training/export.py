@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from perdure.checkpoint.budget import Room
 from perdure.core.errors import CannotCarryError, ConfigError, PerdureError
+from perdure.models.classic import check_plain
 from perdure.models.export import export_model, file_stem, part_of_stem
 from perdure.models.formats import Example, Exported, Facts, Source
 from perdure.models.live import as_example
@@ -214,27 +215,5 @@ def _classic(run: Finished) -> dict[str, Any]:
         if isinstance(value, (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)):
             found[f"{part.path}_state_dict"] = value.state_dict()
     for key, value in found.items():
-        _check_plain(key, value)
+        check_plain(key, value)
     return found
-
-
-def _check_plain(path: str, value: Any) -> None:
-    """Refuse what the safe loader would not read.
-
-    Raises:
-        CannotCarryError: It names the place.
-    """
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            _check_plain(f"{path}.{key}", each)
-    elif isinstance(value, (list, tuple)):
-        for index, each in enumerate(value):
-            _check_plain(f"{path}[{index}]", each)
-    elif not (value is None or isinstance(value, (bool, int, float, str, torch.Tensor)) or hasattr(value, "item")):
-        kind = type(value).__name__
-        raise CannotCarryError(
-            f"a pth-classic file cannot hold {path}: it is a {kind}, which the safe loader of torch refuses",
-            path=path,
-            type_name=kind,
-            hint='use the format "pth"; the whole state is in the checkpoints of the run',
-        )
