@@ -20,8 +20,14 @@
     │   └── RunLockedError (RuntimeError)    another process is writing to this run
     ├── AcceleratorError (RuntimeError)      a GPU was asked for or promised and does not work
     ├── MissingExtraError (ImportError)      an optional package is not installed
-    └── PlatformError (RuntimeError)         a platform refused or failed
-        └── TransientPlatformError           the only error that is ever retried
+    ├── PlatformError (RuntimeError)         a platform refused or failed
+    │   ├── RefusedError                     it said no, and says why; the same call would be refused again
+    │   ├── NotThereError (LookupError)      no such session, file or data set, or not for this account
+    │   ├── CredentialsError (PermissionError)     no credentials, or they are not accepted
+    │   └── TransientPlatformError           the only error that is ever retried
+    │       └── UncertainError               no answer came: the call may have been carried out all the same
+    └── RelayError (RuntimeError)            a relay cannot do what it was asked to
+        └── BundleError (ValueError)         the project cannot travel as it is
 
     SessionPaused (SystemExit)               not an error: the run stops here and wants another session
 
@@ -220,8 +226,50 @@ class PlatformError(PerdureError, RuntimeError):
     """A platform refused or failed."""
 
 
+class RefusedError(PlatformError):
+    """The platform said no. Only another request, or another time, can change the answer.
+
+    Attributes:
+        code: Why, in a word: ``"slots-full"``, ``"quota-exhausted"``, ``"quota-projected"`` (sessions that run are
+            projected to use up the rest), ``"sources"`` (a data source was not accepted), ``"source-size"``,
+            ``"accelerator"``, ``"request"`` (anything else about the request).
+    """
+
+    def __init__(self, what: str, *, code: str, hint: str = "") -> None:
+        super().__init__(what, hint=hint)
+        self.code = code
+
+
+class NotThereError(PlatformError, LookupError):
+    """No such thing on the platform, or this account may not see it: hosts give one answer for both."""
+
+
+class CredentialsError(PlatformError, PermissionError):
+    """There are no credentials for the platform, or it does not accept them."""
+
+
 class TransientPlatformError(PlatformError):
-    """It may work when tried again."""
+    """It was not carried out, and may work when tried again.
+
+    Attributes:
+        retry_after_s: Seconds that the platform asked to wait; None if it did not say.
+    """
+
+    def __init__(self, what: str, *, retry_after_s: float | None = None, hint: str = "") -> None:
+        super().__init__(what, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class UncertainError(TransientPlatformError):
+    """No answer came, or a broken one: the call may have been carried out. Look before it is made again."""
+
+
+class RelayError(PerdureError, RuntimeError):
+    """A relay cannot do what it was asked to."""
+
+
+class BundleError(RelayError, ValueError):
+    """The project cannot travel as it is: something secret in it, nothing to run, too large."""
 
 
 class SessionPaused(SystemExit):

@@ -1,0 +1,168 @@
+"""What a relay is, as it is stored: frozen records that the plan reads, and that every part shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from perdure.platforms.protocol import Handle
+
+RelayState = Literal["active", "waiting", "stopping", "stopped", "done", "needs-you"]
+"""``"active"``: a session runs or is about to. ``"waiting"``: for hours, for a slot, or for the platform to answer.
+``"stopping"``: no further session. ``"stopped"``: by the user. ``"needs-you"``: it cannot go on by itself."""
+
+SessionStage = Literal["intended", "submitted", "ended", "collected", "abandoned"]
+"""``"intended"``: about to be submitted, and nobody knows whether it was. ``"abandoned"``: it never began."""
+
+Outcome = Literal["", "finished", "paused", "failed", "killed", "refused", "no-output"]
+"""What a session came to. ``"refused"``: it ended itself because it had another accelerator than asked for.
+``"killed"``: the platform ended it. ``"no-output"``: it left nothing that can be gone on from."""
+
+WhenExhausted = Literal["wait", "cpu", "stop"]
+
+
+@dataclass(frozen=True)
+class RelayOrder:
+    """What the user asked for when the relay was started; never changed afterwards.
+
+    Attributes:
+        name: Name of the relay, unique among those of this machine.
+        target: The script or notebook, as a path below the project.
+        arguments: Its arguments.
+        environment: Environment variables of its sessions.
+        project: The folder on this machine that the bundle was made of; for people.
+        platform: ``"kaggle"``, ``"local"`` or ``"emulator"``.
+        place: Settings with which a new process reaches that platform again; JSON-able, no secrets.
+        accelerator: By the name that users know.
+        window_s: Seconds of a session.
+        internet: Whether sessions may reach the network.
+        datasets: As in ``Submission``.
+        competitions: As in ``Submission``.
+        models: As in ``Submission``.
+        when_exhausted: What to do when the week's hours are used up.
+        mirror: Where checkpoints go while a session runs: empty, ``"kaggle"``, or an fsspec URL.
+        notify: Apprise URLs.
+        expect_s: How long the training takes on that accelerator, if the user said so.
+        out: Folder on this machine into which the finished run is fetched.
+        bundle: The archive that every session gets.
+        bundle_digest: Its digest, ``xxh3-128:...``.
+    """
+
+    name: str
+    target: str
+    project: Path
+    platform: str
+    accelerator: str
+    window_s: float
+    out: Path
+    bundle: Path
+    bundle_digest: str
+    arguments: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    place: Mapping[str, Any] = field(default_factory=dict)
+    internet: bool = False
+    datasets: tuple[str, ...] = ()
+    competitions: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    when_exhausted: WhenExhausted = "wait"
+    mirror: str = ""
+    notify: tuple[str, ...] = ()
+    expect_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RunStand:
+    """How one run stood at the end of a session, as its output tells.
+
+    Attributes:
+        name: Its name.
+        status: ``"running"``, ``"paused"``, ``"finished"`` or ``"failed"``.
+        step: Steps of its newest checkpoint that is whole.
+        epoch: Epoch of it.
+        checkpoint: Its name; None if there is none.
+        count: What it plans, in ``unit``; None if it does not say.
+        unit: ``"epochs"`` or ``"steps"``.
+        steps_per_s: Its speed; None if it does not say.
+        reason: Why it stopped.
+    """
+
+    name: str
+    status: str
+    step: int
+    epoch: int
+    checkpoint: str | None
+    count: int | None = None
+    unit: str = ""
+    steps_per_s: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SessionRecord:
+    """One session of a relay.
+
+    Attributes:
+        number: From 1, in the order in which they were intended; an abandoned one keeps its number.
+        slug: Its name on the platform.
+        stage: How far it has come.
+        accelerator: What it was submitted with; ``"none"`` for a session that goes on without one.
+        window_s: Its window.
+        handle: The platform's handle; None before it is known.
+        intended_s: When it was intended, seconds since 1970.
+        submitted_s: When the platform had accepted it; None before.
+        started_s: When it was first seen running, or said that it began; None before.
+        ended_s: When it was seen to have ended, or said that it ended; None before.
+        outcome: What it came to; empty before it is collected.
+        reason: One sentence about the outcome.
+        runs: How each of its runs stood at its end.
+        accelerator_s: Seconds of accelerator hours it used, as it measured; 0 for none.
+        tail: Last lines of its log, where it did not end well.
+    """
+
+    number: int
+    slug: str
+    stage: SessionStage
+    accelerator: str
+    window_s: float
+    intended_s: float
+    handle: Handle | None = None
+    submitted_s: float | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    outcome: Outcome = ""
+    reason: str = ""
+    runs: tuple[RunStand, ...] = ()
+    accelerator_s: float = 0.0
+    tail: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still run: while one is open, no other is submitted."""
+        return self.stage in ("intended", "submitted")
+
+
+@dataclass(frozen=True)
+class Relay:
+    """A relay and all its sessions, as they are stored.
+
+    Attributes:
+        id: Eight characters of ``0-9a-f``, also in the slugs of its sessions and in their outputs.
+        order: What was asked for.
+        state: How it stands.
+        reason: Why, in a sentence.
+        revision: Raised by every change: who writes names the one he has read (compare and set).
+        created_s: Seconds since 1970.
+        wake_s: When there is something to do next, seconds since 1970; None for "nothing".
+        sessions: Its sessions, by number.
+    """
+
+    id: str
+    order: RelayOrder
+    state: RelayState
+    reason: str
+    revision: int
+    created_s: float
+    wake_s: float | None = None
+    sessions: tuple[SessionRecord, ...] = ()
