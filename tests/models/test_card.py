@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from perdure.core.digests import digest
 from perdure.models.card import CARD, find_entry, read_card, write_card
 from perdure.models.check import check_model
-from perdure.models.digests import digest
 from perdure.models.export import export_model
 from perdure.models.formats import Example, Exported, Facts, Parity, Port, Signature, Source
 from perdure.models.loading import load_lines

@@ -22,10 +22,10 @@ from torch import nn
 
 import perdure
 from perdure.cli.main import main
+from perdure.core.digests import digest
 from perdure.core.errors import ConfigError, CorruptError, PerdureError, UnsafeFileError
 from perdure.models.card import write_card
 from perdure.models.check import check_model
-from perdure.models.digests import digest
 from perdure.models.formats import Exported, Facts
 from perdure.models.program_safety import why_unsafe
 

@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from perdure.core.digests import digest, size
 from perdure.core.files import write_atomic, write_json
 from perdure.core.say import warn
-from perdure.models.digests import digest, size
 from perdure.models.formats import Exported, Facts, Parity, Signature
 from perdure.models.loading import load_lines
 from perdure.models.page import PAGE, may_replace, page_of

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perdure.core.digests import digest, size
 from perdure.core.errors import ConfigError, CorruptError, PerdureError
 from perdure.models.card import CARD, find_entry
 from perdure.models.contents import Contents, damaged
-from perdure.models.digests import digest, size
 from perdure.models.examples import example_from
 from perdure.models.formats import Example
 from perdure.models.kinds import kind_of, only_file

@@ -8,12 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from perdure.checkpoint.budget import FULL, Room
+from perdure.core.digests import digest, size
 from perdure.core.errors import ConfigError, DiskFullError, PerdureError, UnreadableError
 from perdure.core.intervals import format_bytes
 from perdure.core.say import say, warn
 from perdure.models import keras_files, onnx_file, program, pth, safetensors_file  # noqa: F401  they enter their formats
 from perdure.models.card import write_card
-from perdure.models.digests import digest, size
 from perdure.models.formats import Exported, Facts, Format, Parity, Signature, Source, find_format
 from perdure.models.keras_proof import keras_digest
 from perdure.models.live import signature_of

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import xxhash
 
+from perdure.core.digests import digest, size
 from perdure.core.errors import PerdureError
 from perdure.core.files import write_json
 from perdure.core.say import warn
 from perdure.models._proof_child import octets
-from perdure.models.digests import digest, size
 from perdure.models.formats import Difference, Exported, Parity, Source
 from perdure.models.live import Batch, live_of
 from perdure.models.proof import expected_of
