@@ -18,6 +18,7 @@ from typing import Literal
 
 from perdure.core.clock import SystemClock
 from perdure.core.errors import EXIT_PAUSED
+from perdure.core.settings import INPUTS
 from perdure.platforms.box import Box
 from perdure.platforms.command import NOTEBOOK_OUTPUT, session_environment, without_session
 from perdure.platforms.processes import SessionProcess
@@ -100,12 +101,21 @@ class LocalSession:
         folders: Where it works.
         limits: What it is held to.
         environment: Variables of its process, to which what the platform says is added.
+        platform: What it is told to be on. Any other than ``"local"`` stands for a host that knows nothing of
+            Perdure: the session is told where its inputs are, and nothing else.
     """
 
     def __init__(
-        self, command: tuple[str, ...], folders: SessionFolders, limits: LocalLimits, environment: Mapping[str, str]
+        self,
+        command: tuple[str, ...],
+        folders: SessionFolders,
+        limits: LocalLimits,
+        environment: Mapping[str, str],
+        *,
+        platform: str = "local",
     ) -> None:
         self.folders = folders
+        self._platform = platform
         self.limits = limits
         self._clock = SystemClock()
         self._watched_s = 0.0
@@ -173,6 +183,8 @@ class LocalSession:
         self._ending = how
 
     def _environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        if self._platform != "local":
+            return {**without_session(base), INPUTS: str(self.box.inputs), "PYTHONUNBUFFERED": "1"}
         told = session_environment(
             without_session(base),
             report=self.folders.report,

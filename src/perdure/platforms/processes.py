@@ -90,20 +90,30 @@ class SessionProcess:
         return self._process.returncode if self._code is None else self._code
 
     def _end_strays(self) -> None:
-        for _ in range(_KILL_ROUNDS):
-            strays = [process for process in psutil.process_iter() if self._is_ours(process)]
-            if not strays:
-                return
-            for process in strays:
-                _kill(process)
-            time.sleep(_ROUND_S)
+        end_marked(self._mark)
 
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            marks = process.environ().get(SESSION_ID, "")
-        except (psutil.Error, OSError):  # gone, or another user's
-            return False
-        return process.pid != os.getpid() and self._mark in marks.split("/")
+
+def end_marked(mark: str) -> None:
+    """Kill every process that carries a session's mark, as long as there are any.
+
+    Args:
+        mark: One part of what ``SESSION_ID`` says.
+    """
+    for _ in range(_KILL_ROUNDS):
+        strays = [process for process in psutil.process_iter() if _is_marked(process, mark)]
+        if not strays:
+            return
+        for process in strays:
+            _kill(process)
+        time.sleep(_ROUND_S)
+
+
+def _is_marked(process: psutil.Process, mark: str) -> bool:
+    try:
+        marks = process.environ().get(SESSION_ID, "")
+    except (psutil.Error, OSError):  # gone, or another user's
+        return False
+    return process.pid != os.getpid() and mark in marks.split("/")
 
 
 def _start(
