@@ -27,7 +27,8 @@
     │   └── TransientPlatformError           the only error that is ever retried
     │       └── UncertainError               no answer came: the call may have been carried out all the same
     └── RelayError (RuntimeError)            a relay cannot do what it was asked to
-        └── BundleError (ValueError)         the project cannot travel as it is
+        ├── BundleError (ValueError)         the project cannot travel as it is
+        └── StaleError                       another process changed the relay since it was read
 
     SessionPaused (SystemExit)               not an error: the run stops here and wants another session
 
@@ -270,6 +271,10 @@ class RelayError(PerdureError, RuntimeError):
 
 class BundleError(RelayError, ValueError):
     """The project cannot travel as it is: something secret in it, nothing to run, too large."""
+
+
+class StaleError(RelayError):
+    """Another process changed the relay since it was read: read it again, and decide again."""
 
 
 class SessionPaused(SystemExit):

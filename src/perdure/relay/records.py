@@ -22,6 +22,9 @@ Outcome = Literal["", "finished", "paused", "failed", "killed", "refused", "no-o
 
 WhenExhausted = Literal["wait", "cpu", "stop"]
 
+Stop = Literal["", "kindly", "now"]
+"""What the user wants of the session that runs, when he stops a relay."""
+
 
 @dataclass(frozen=True)
 class RelayOrder:
@@ -119,6 +122,8 @@ class SessionRecord:
         runs: How each of its runs stood at its end.
         accelerator_s: Seconds of accelerator hours it used, as it measured; 0 for none.
         tail: Last lines of its log, where it did not end well.
+        doubted_s: Since when nobody knows whether the platform has accepted it; None if that is known.
+        missing_s: Since when the platform says that there is no such session; None if it does not say so.
     """
 
     number: int
@@ -136,6 +141,8 @@ class SessionRecord:
     runs: tuple[RunStand, ...] = ()
     accelerator_s: float = 0.0
     tail: tuple[str, ...] = ()
+    doubted_s: float | None = None
+    missing_s: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -144,8 +151,42 @@ class SessionRecord:
 
 
 @dataclass(frozen=True)
+class RunSource:
+    """The best stand of a run so far, and the session whose output holds it.
+
+    Attributes:
+        stand: The stand.
+        session: Number of that session; the newest, if several hold the same step.
+    """
+
+    stand: RunStand
+    session: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What all collected sessions together have come to, kept with the relay so that no tick has to read them all.
+
+    Attributes:
+        runs: Where each run is gone on from; in the order in which they were first seen.
+        numbers: Numbers that were given to sessions, abandoned ones included.
+        collected: Sessions that were collected.
+        idle: Collected sessions in a row without progress, the newest included.
+        last: Outcome of the newest collected session.
+        accelerator_s: Seconds of accelerator hours that they used, as they measured.
+    """
+
+    runs: tuple[RunSource, ...] = ()
+    numbers: int = 0
+    collected: int = 0
+    idle: int = 0
+    last: Outcome = ""
+    accelerator_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Relay:
-    """A relay and all its sessions, as they are stored.
+    """A relay and its sessions, as they are stored.
 
     Attributes:
         id: Eight characters of ``0-9a-f``, also in the slugs of its sessions and in their outputs.
@@ -155,7 +196,12 @@ class Relay:
         revision: Raised by every change: who writes names the one he has read (compare and set).
         created_s: Seconds since 1970.
         wake_s: When there is something to do next, seconds since 1970; None for "nothing".
-        sessions: Its sessions, by number.
+        sessions: Its sessions, by number: all of them, or those that matter now (``Store.working``): the open one,
+            those that are not collected yet, the newest, and those that its runs go on from.
+        standing: What its sessions have come to.
+        stop: What the user wants of its session, where he stopped it.
+        told: What of that the platform has been told.
+        tries: Refusals and transient errors in a row.
     """
 
     id: str
@@ -166,3 +212,7 @@ class Relay:
     created_s: float
     wake_s: float | None = None
     sessions: tuple[SessionRecord, ...] = ()
+    standing: Standing = Standing()
+    stop: Stop = ""
+    told: Stop = ""
+    tries: int = 0
