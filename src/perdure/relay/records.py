@@ -50,7 +50,7 @@ class RelayOrder:
         expect_s: How long the training takes on that accelerator, if the user said so.
         out: Folder on this machine into which the finished run is fetched.
         bundle: The archive that every session gets.
-        bundle_digest: Its digest, ``xxh3-128:...``.
+        bundle_digest: Its digest, ``sha256:...``: what unpacks it has the standard library only.
     """
 
     name: str
