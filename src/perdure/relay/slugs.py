@@ -6,7 +6,7 @@ import re
 import secrets
 
 SLUG_MOST = 50
-"""Characters of a slug; Kaggle's limit for titles of data sets, and it cuts no title of a kernel that is shorter [3P]."""
+"""Characters of a slug: what Kaggle's client allows a data set; a kernel's own limit is not known."""
 
 
 def new_relay_id() -> str:
