@@ -11,7 +11,7 @@ from typing import Any
 from perdure.core.errors import RelayError
 from perdure.platforms.protocol import Accelerator
 from perdure.platforms.source import CARGO_NAME
-from perdure.relay.records import Relay, RunStand, SessionRecord
+from perdure.relay.records import Relay
 
 FORMAT = 1
 
@@ -76,6 +76,7 @@ class InsideOrder:
         mirror_to: Where checkpoints go while it runs: empty, ``"kaggle"``, or an fsspec URL.
         mirror_every_s: Seconds between two of them.
         expects: Checkpoints that must be there.
+        internet: Whether it may reach the network.
         mount_wait_s: How long inputs are waited for.
     """
 
@@ -91,6 +92,7 @@ class InsideOrder:
     mirror_to: str = ""
     mirror_every_s: float = MIRROR_EVERY_S
     expects: tuple[Expected, ...] = ()
+    internet: bool = False
     mount_wait_s: float = MOUNT_WAIT_S
 
 
@@ -100,7 +102,7 @@ def session_order(
     """The order of a relay's next session.
 
     Args:
-        relay: The relay; what its collected sessions hold decides what the new one must find.
+        relay: The relay; its standing decides what the session must find.
         number: Number of the session.
         accelerator: What it is submitted with.
         window_s: Its window.
@@ -129,27 +131,14 @@ def session_order(
         "margin_s": min(MARGIN_MOST_S, window_s * _MARGIN_SHARE),
         "mirror": {"to": order.mirror, "every_s": min(MIRROR_EVERY_S, window_s / 8)},
         "expects": [
-            {"run": run, "step": stand.step, "checkpoint": stand.checkpoint}
-            for run, (_, stand) in sorted(holders(relay).items())
+            {"run": source.stand.name, "step": source.stand.step, "checkpoint": source.stand.checkpoint}
+            for source in relay.standing.runs
+            if source.stand.checkpoint
         ],
+        "internet": order.internet,
         "mount_wait_s": min(MOUNT_WAIT_S, window_s / 8),
         "cargo": {"name": CARGO_NAME, "digest": order.bundle_digest},
     }
-
-
-def holders(relay: Relay) -> dict[str, tuple[SessionRecord, RunStand]]:
-    """For each run of a relay the session whose output holds it the furthest, and how it stands there.
-
-    Of sessions that hold the same step the newest counts. These sessions are the sources of the next one.
-    """
-    best: dict[str, tuple[SessionRecord, RunStand]] = {}
-    for record in sorted(relay.sessions, key=lambda item: item.number):
-        if record.stage != "collected":
-            continue
-        for stand in record.runs:
-            if stand.checkpoint and (stand.name not in best or stand.step >= best[stand.name][1].step):
-                best[stand.name] = (record, stand)
-    return best
 
 
 def mirror_slug(relay_id: str) -> str:
@@ -195,5 +184,6 @@ def _order(value: Mapping[str, Any]) -> InsideOrder:
             Expected(str(entry["run"]), int(entry["step"]), str(entry["checkpoint"]))
             for entry in value.get("expects") or ()
         ),
+        internet=bool(value.get("internet")),
         mount_wait_s=float(value.get("mount_wait_s", MOUNT_WAIT_S)),
     )
