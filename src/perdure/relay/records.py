@@ -173,6 +173,8 @@ class Standing:
         collected: Sessions that were collected.
         idle: Collected sessions in a row without progress, the newest included.
         last: Outcome of the newest collected session.
+        alike: Collected sessions in a row with that outcome, the first of which was the last to make progress.
+        newest: Number of the newest collected session; 0 before there is one.
         accelerator_s: Seconds of accelerator hours that they used, as they measured.
     """
 
@@ -181,6 +183,8 @@ class Standing:
     collected: int = 0
     idle: int = 0
     last: Outcome = ""
+    alike: int = 0
+    newest: int = 0
     accelerator_s: float = 0.0
 
 
