@@ -236,12 +236,11 @@ def fault_of(error: BaseException) -> dict[str, Any]:
     answered = _chained(error, "HTTPError")
     if answered is not None and getattr(answered, "response", None) is not None:
         return _http_fault(answered.response)
-    shown = f"{type(error).__name__}: {error}"
-    if _was_unsent(error):
-        return {"kind": "unsent", "message": shown}
+    if (why := _why_unsent(error)) is not None:
+        return {"kind": "unsent", "message": why}
     if isinstance(error, OSError) and error.errno and _chained(error, "RequestException") is None:
         return {"kind": "disk", "message": f"{error.filename or 'a file'}: {error.strerror}"}
-    return {"kind": "lost", "message": shown}
+    return {"kind": "lost", "message": f"{type(error).__name__}: {error}"}
 
 
 def _http_fault(response: Any) -> dict[str, Any]:
@@ -266,11 +265,13 @@ def _retry_after(text: str | None) -> float | None:
         return None
 
 
-def _was_unsent(error: BaseException) -> bool:
-    """Whether it is certain that the server was not reached."""
-    if _chained(error, "NewConnectionError", "ConnectTimeoutError", "ConnectTimeout") is not None:
-        return True
-    return "CERTIFICATE_VERIFY_FAILED" in str(error)
+def _why_unsent(error: BaseException) -> str | None:
+    """Why the server was not reached; None if it may have been."""
+    if (refused := _chained(error, "NewConnectionError")) is not None:
+        return str(refused).rpartition(": ")[2]
+    if _chained(error, "ConnectTimeoutError", "ConnectTimeout") is not None:
+        return f"no connection within {CONNECT_S:.0f} s"
+    return "its certificate is not accepted" if "CERTIFICATE_VERIFY_FAILED" in str(error) else None
 
 
 def _chained(error: BaseException, *names: str) -> Any:
