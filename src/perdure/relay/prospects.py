@@ -10,7 +10,7 @@ from perdure.relay.forecast import WEEK_S, Forecast, Hours, Work, forecast
 from perdure.relay.records import Relay, RunStand, SessionRecord
 
 OVERHEAD_S = 180.0
-"""From the start of a session to its first step, before one was measured: unpacking, imports, reading a checkpoint."""
+"""From the start of a session to its first step, before one was measured: unpacking, imports, a checkpoint."""
 OVERHEAD_SHARE = 0.1
 """The same is never taken for more than this share of a window."""
 

@@ -49,7 +49,7 @@ def when(seconds: float) -> str:
 
 
 def sentence(expected: Forecast, now_s: float, what: str = "", zone: tzinfo | None = None) -> str:
-    """A forecast in one line: ``4 sessions, 38.5 GPU hours, done about Tuesday 14:00 CET, waits for the refresh once``.
+    """A forecast: ``4 sessions, 38.5 GPU hours, done about Tuesday 14:00 CET, waits for the refresh once``.
 
     Args:
         expected: The forecast.
