@@ -17,7 +17,8 @@ from perdure.checkup.gpu import gpu_checks
 from perdure.checkup.inputs import checkpoints_check, inputs_check, look_at_inputs
 from perdure.checkup.internet import Reached, address_of, internet_check, reach
 from perdure.checkup.machine import cores_check, look_at_disk, memory_check, shared_memory_check, unknown_check
-from perdure.checkup.session import Instant, clock_check, platform_check, python_check, quota_check, window_check
+from perdure.checkup.quota import ASK_S, START_S, look_at_quota, quota_checks
+from perdure.checkup.session import Instant, clock_check, platform_check, python_check, window_check
 from perdure.core.clock import SystemClock
 from perdure.core.limits import Window
 from perdure.core.settings import Settings
@@ -92,6 +93,7 @@ def look(how: Look) -> Checkup:
                 "memory": Question(host.memory, how.limit_s),
                 "shared memory": Question(host.shared_memory, how.limit_s),
                 "internet": Question(partial(_try_internet, how), how.limit_s),
+                "quota": Question(partial(look_at_quota, how.environment, place.platform), ASK_S + START_S + 5),
                 "asked": Question(asked_in_metadata, how.limit_s),
                 "probes": Question(partial(ask_frameworks, how, stop), 10 * IMPORT_LIMIT_S),
             }
@@ -105,7 +107,7 @@ def look(how: Look) -> Checkup:
         *_machine_checks(answers),
         *_input_checks(answers, folders),
         internet_check(answers["internet"], place.platform),
-        *([quota_check()] if place.platform == "kaggle" else []),
+        *quota_checks(answers["quota"]),
     ]
     return Checkup(tuple(checks), how.required)
 

@@ -93,13 +93,3 @@ def python_check() -> Check:
     """The interpreter whose packages count; a terminal of a hosted session may have another one."""
     version = platform.python_version()
     return Check("python", "ok", f"{version}, {sys.executable}", details={"executable": sys.executable})
-
-
-def quota_check() -> Check:
-    """The weekly hours of the accelerator. They can only be asked of the platform's own interface."""
-    return Check(
-        "quota",
-        "note",
-        "not looked at: no session can see it without asking Kaggle's interface, and that is not asked here",
-        "`kaggle quota`, or kaggle.com > Settings > Quotas",
-    )

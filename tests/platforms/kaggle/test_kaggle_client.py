@@ -29,14 +29,15 @@ for line in sys.stdin:
 @pytest.fixture
 def scripted(tmp_path, monkeypatch):
     """A client whose process is a script of the test."""
-    monkeypatch.setattr(module, "START_LIMIT_S", 5.0)
     monkeypatch.setattr(module, "_SPARE_S", 0.2)
     made = []
 
     def make(body, limit_s=5.0):
         script = tmp_path / "child.py"
         script.write_text(HEAD + body)
-        made.append(Client(dict(os.environ), command=(sys.executable, str(script)), limit_s=limit_s))
+        made.append(
+            Client(dict(os.environ), command=(sys.executable, str(script)), limit_s=limit_s, start_limit_s=5.0)
+        )
         return made[-1]
 
     yield make

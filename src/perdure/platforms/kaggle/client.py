@@ -43,6 +43,7 @@ class Client:
         environment: Of its process; this process's own if None.
         command: The program; the usual one if None.
         limit_s: Seconds that a call may take, if it does not say.
+        start_limit_s: Seconds that loading the client and logging in may take besides.
 
     Raises:
         ConfigError: ``KAGGLE_API_ENVIRONMENT`` is one that the client ignores.
@@ -54,6 +55,7 @@ class Client:
         *,
         command: Sequence[str] | None = None,
         limit_s: float = LIMIT_S,
+        start_limit_s: float = START_LIMIT_S,
     ) -> None:
         own = dict(os.environ if environment is None else environment)
         check_endpoint(own)
@@ -62,6 +64,7 @@ class Client:
         self.environment |= {"PYTHONUTF8": "1"}
         self._command = tuple(command or (sys.executable, "-P", str(CHILD)))
         self._limit_s = limit_s
+        self._start_limit_s = start_limit_s
         self._process: _Process | None = None
         self._lock = threading.Lock()
 
@@ -126,7 +129,7 @@ class Client:
         try:
             if self._process is None:
                 self._process = _Process(self._command, self.environment)
-            waits_s = limit_s + _SPARE_S + (START_LIMIT_S if begun_anew else 0)
+            waits_s = limit_s + _SPARE_S + (self._start_limit_s if begun_anew else 0)
             call = {"method": method, "limit_s": limit_s, "arguments": arguments}
             answer = self._process.ask(json.dumps(call), waits_s, alive)
         except OSError as error:
