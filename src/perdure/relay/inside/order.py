@@ -128,7 +128,7 @@ def session_order(
             "resource": accelerator.resource or "",
         },
         "window_s": window_s,
-        "margin_s": min(MARGIN_MOST_S, window_s * _MARGIN_SHARE),
+        "margin_s": margin_s(window_s),
         "mirror": {"to": order.mirror, "every_s": min(MIRROR_EVERY_S, window_s / 8)},
         "expects": [
             {"run": source.stand.name, "step": source.stand.step, "checkpoint": source.stand.checkpoint}
@@ -139,6 +139,11 @@ def session_order(
         "mount_wait_s": min(MOUNT_WAIT_S, window_s / 8),
         "cargo": {"name": CARGO_NAME, "digest": order.bundle_digest},
     }
+
+
+def margin_s(window_s: float) -> float:
+    """Seconds that a session keeps free at the end of its window."""
+    return min(MARGIN_MOST_S, window_s * _MARGIN_SHARE)
 
 
 def mirror_slug(relay_id: str) -> str:
