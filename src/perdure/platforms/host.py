@@ -50,6 +50,7 @@ class HostSpec:
         window_s: Seconds until it is killed; None for no limit.
         disk_bytes: What its working folder may hold; None for no limit.
         inputs: Folders that it sees read-only: ``{"path/below/the/input/root": "/folder"}``.
+        inputs_after_s: How long after its start it sees them, as hosts sometimes mount late.
         platform: ``"local"``: it is told its limits and folders, as ``perdure run`` tells them. Any other: it is
             told nothing but ``PERDURE_INPUTS``.
     """
@@ -59,6 +60,7 @@ class HostSpec:
     window_s: float | None = None
     disk_bytes: int | None = None
     inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs_after_s: float = 0.0
     platform: str = "local"
 
 

@@ -55,7 +55,8 @@ def _host(host: HostFolder, state: HostState) -> None:
         return
     state = replace(state, started_s=time.time())
     try:
-        session = _start(host, read_spec(host), state)
+        spec = read_spec(host)
+        session = _start(host, spec, state)
     except (PerdureError, OSError) as error:
         _note(host, f"the session cannot be started: {error}")
         ended = replace(state, state="ended", how="failed", code=_CODE_NOT_STARTED, ended_s=time.time())
@@ -63,24 +64,36 @@ def _host(host: HostFolder, state: HostState) -> None:
         write_state(host, ended)
         return
     write_state(host, replace(state, state="running"))
-    end = _watch(host, session)
+    end = _watch(host, session, spec)
     write_state(host, _ended(state, end))
 
 
 def _start(host: HostFolder, spec: HostSpec, state: HostState) -> LocalSession:
-    source = host.folder / "sources"
+    source = _sources(host)
     source.mkdir(exist_ok=True)
-    for place, folder in spec.inputs.items():
-        shutil.copytree(folder, source / place, symlinks=True, copy_function=_link)
+    if not spec.inputs_after_s:
+        _mount(spec, source)
     environment = {**os.environ, **spec.environment, SESSION_ID: state.mark, "TMPDIR": state.temporary}
     folders = SessionFolders(host.working, host.folder / "input", source, host.kept, host.output)
     limits = LocalLimits(spec.window_s, spec.disk_bytes)
     return LocalSession(spec.command, folders, limits, environment, platform=spec.platform)
 
 
-def _watch(host: HostFolder, session: LocalSession) -> SessionEnd:
-    stopped = False
+def _sources(host: HostFolder) -> Path:
+    return host.folder / "sources"
+
+
+def _mount(spec: HostSpec, source: Path) -> None:
+    for place, folder in spec.inputs.items():
+        shutil.copytree(folder, source / place, symlinks=True, copy_function=_link)
+
+
+def _watch(host: HostFolder, session: LocalSession, spec: HostSpec) -> SessionEnd:
+    stopped, mounted = False, not spec.inputs_after_s
     while session.poll():
+        if not mounted and session.elapsed_s >= spec.inputs_after_s:
+            mounted = True
+            _mount(spec, _sources(host))
         if is_asked(host, "kill"):
             session.kill()
         elif not stopped and is_asked(host, "stop"):

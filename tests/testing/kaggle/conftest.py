@@ -1,0 +1,117 @@
+"""An emulator, and the unmodified official client in a process that can reach nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from perdure.testing.kaggle import Emulator, Rules
+
+PUSH = """
+import json, pathlib, tempfile
+folder = pathlib.Path(tempfile.mkdtemp())
+(folder / "script.py").write_text(SOURCE)
+meta = {"id": f"emulated-user/{SLUG}", "title": SLUG, "code_file": "script.py", "language": "python",
+        "kernel_type": "script", "is_private": True, "enable_internet": False, **META}
+(folder / "kernel-metadata.json").write_text(json.dumps(meta))
+r = api.kernels_push(str(folder), timeout=TIMEOUT)
+result = {"ref": r.ref, "error": r.error, "version": r.version_number, "url": r.url, "id": r.kernel_id,
+          "datasets": r.invalid_dataset_sources, "kernels": r.invalid_kernel_sources,
+          "models": r.invalid_model_sources, "competitions": r.invalid_competition_sources}
+"""
+STATUS = """
+r = api.kernels_status(REF)
+result = [r.status.name, r.failure_message]
+"""
+ENDED = ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
+
+
+class CallError(Exception):
+    """What the client raised."""
+
+    def __init__(self, answer):
+        super().__init__(f"{answer['error']}: {answer['message']}")
+        self.kind, self.status, self.text = answer["error"], answer["status"], answer["text"]
+
+
+class Client:
+    """The official client in a process of its own."""
+
+    def __init__(self, environment, home):
+        home.mkdir(parents=True, exist_ok=True)
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "KAGGLE_CONFIG_DIR": str(home),
+            "TMPDIR": str(home),
+            **environment,
+        }
+        self._process = None
+        self.said = ""
+
+    def call(self, code, **values):
+        """Run code with ``api`` there, and give what it calls ``result``."""
+        if self._process is None:
+            command = [sys.executable, str(Path(__file__).with_name("client.py"))]
+            self._process = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        head = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+        self._process.stdin.write(json.dumps(head + code) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        self.said = answer["said"]
+        if "error" in answer:
+            raise CallError(answer)
+        return answer["result"]
+
+    def push(self, slug, source="print('done')", timeout=None, **meta):
+        values = self.call(PUSH, SLUG=slug, SOURCE=source, META=meta, TIMEOUT=timeout)
+        return SimpleNamespace(**values)
+
+    def status(self, slug):
+        return self.call(STATUS, REF=f"emulated-user/{slug}")
+
+    def wait(self, slug, words=ENDED):
+        while (status := self.status(slug))[0] not in words:
+            time.sleep(0.05)
+        return status
+
+    def output(self, slug, folder, **more):
+        code = "result = api.kernels_output(REF, FOLDER, **MORE)[0]"
+        return self.call(code, REF=f"emulated-user/{slug}", FOLDER=str(folder), MORE=more)
+
+    def cli(self, *arguments):
+        """The command line of the official client."""
+        command = [sys.executable, "-m", "kaggle", *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True)
+
+    def close(self):
+        if self._process is not None:
+            self._process.stdin.close()
+            self._process.wait()
+            self._process.stdout.close()
+
+
+@pytest.fixture
+def kaggle(tmp_path):
+    """Starts emulators: ``kaggle(rules..., switches=Switches(...))`` gives the emulator and a client for it."""
+    opened = []
+
+    def start(folder="emulator", switches=None, token=False, **rules):
+        emulator = Emulator(tmp_path / folder, Rules(**rules) if rules else None, switches)
+        emulator.__enter__()
+        client = Client(emulator.environment(token=token), tmp_path / "home")
+        opened.append((emulator, client))
+        return emulator, client
+
+    start.stop = lambda emulator: [opened.remove(e) or e[1].close() for e in list(opened) if e[0] is emulator]
+    yield start
+    for emulator, client in opened:
+        client.close()
+        emulator.close()
