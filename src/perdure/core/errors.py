@@ -28,7 +28,8 @@
     │       └── UncertainError               no answer came: the call may have been carried out all the same
     └── RelayError (RuntimeError)            a relay cannot do what it was asked to
         ├── BundleError (ValueError)         the project cannot travel as it is
-        └── StaleError                       another process changed the relay since it was read
+        ├── StaleError                       another process changed the relay since it was read
+        └── StoreError (OSError)             the database of relays cannot be read or written
 
     SessionPaused (SystemExit)               not an error: the run stops here and wants another session
 
@@ -275,6 +276,10 @@ class BundleError(RelayError, ValueError):
 
 class StaleError(RelayError):
     """Another process changed the relay since it was read: read it again, and decide again."""
+
+
+class StoreError(RelayError, OSError):
+    """The database of relays cannot be read or written."""
 
 
 class SessionPaused(SystemExit):

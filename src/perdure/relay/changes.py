@@ -90,9 +90,9 @@ def observed(relay: Relay, number: int, observation: Observation, now_s: float) 
     return with_session(replace(relay, tries=0), session)
 
 
-def told(relay: Relay, what: Stop) -> Relay:
-    """The platform was asked to end the open session."""
-    return replace(relay, told=what)
+def told(relay: Relay, what: Stop, said: str) -> Relay:
+    """The platform was asked to end the open session, and said what became of that."""
+    return replace(relay, told=what, reason=said or relay.reason)
 
 
 def ended(relay: Relay, number: int, why: str, now_s: float) -> Relay:

@@ -1,47 +1,30 @@
 """The controller: drives a relay on, a tick at a time.
 
-A tick may die anywhere. What is about to be done is on disk before the platform is asked to do it; what was learnt is
-on disk before the next thing is asked. Whatever a dead tick leaves open, the next one finds out.
+A tick may die anywhere. What is about to be done is on disk before the platform is asked to do it; what was learnt
+is on disk before the next thing is asked. Whatever a dead tick leaves open, the next one finds out.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable
 
 from perdure.core.clock import Clock, SystemClock
-from perdure.core.errors import PlatformError, RelayError, StaleError
-from perdure.platforms.protocol import Platform, Progress
+from perdure.core.errors import RelayError, StaleError
+from perdure.platforms.protocol import Platform
 from perdure.relay import changes
-from perdure.relay.actions import Action, Rest, Seen
+from perdure.relay.doing import Fetcher, Notifier, Tick, fetch_finished
 from perdure.relay.handover import Collector, collect
 from perdure.relay.lease import Lease
-from perdure.relay.notices import notify
-from perdure.relay.plan import plan
+from perdure.relay.notices import notice_of, notify
 from perdure.relay.records import Relay
 from perdure.relay.store import Store
 
-STEPS_MOST = 60
-"""Actions of one tick; far more than any tick needs."""
-
 _BUSY_S = 2.0
-
-
-class Fetcher(Protocol):
-    """Brings a finished run to this machine; may be called again after a death anywhere in it."""
-
-    def __call__(self, platform: Platform, relay: Relay, out: Path, progress: Progress | None) -> object: ...
-
-
-Notifier = Callable[[Sequence[str], str, str], Sequence[str]]
-"""Sends a notice: addresses, title, body; gives what failed."""
+_CLASHES_MOST = 100
 
 
 class Controller:
-    """Drives relays of one platform.
+    """Drives relays of one platform. Belongs to the thread that opened its store.
 
     Args:
         store: Where they are kept.
@@ -52,8 +35,25 @@ class Controller:
         clock: For the time of day.
     """
 
+    def __init__(
+        self,
+        store: Store,
+        platform: Platform,
+        *,
+        collect: Collector = collect,
+        fetch: Fetcher = fetch_finished,
+        notify: Notifier = notify,
+        clock: Clock | None = None,
+    ) -> None:
+        self.store = store
+        self.platform = platform
+        self._collect = collect
+        self._fetch = fetch
+        self._notify = notify
+        self._clock = clock or SystemClock()
+
     def tick(self, relay_id: str) -> float | None:
-        """Do for a relay what is to be done now.
+        """Do for a relay what is to be done now; nothing, if it is not time yet or another process is at it.
 
         Args:
             relay_id: Which one.
@@ -64,11 +64,47 @@ class Controller:
         Raises:
             RelayError: There is no such relay.
         """
-        raise NotImplementedError
+        relay = self.store.working(relay_id)
+        now_s = self._clock.time()
+        if relay.wake_s is None or self._is_early(relay.wake_s, now_s):
+            self._send(relay)
+            return relay.wake_s
+        lease = Lease(self.store, relay_id)
+        if lease.take(now_s) is not None:
+            return now_s + _BUSY_S
+        try:
+            Tick(
+                self.store,
+                self.platform,
+                relay_id,
+                lease,
+                collect=self._collect,
+                fetch=self._fetch,
+                clock=self._clock,
+            ).run()
+            relay = self.store.working(relay_id)
+            self._send(relay)
+        finally:
+            lease.release()
+        return relay.wake_s
+
+    def _is_early(self, wake_s: float, now_s: float) -> bool:
+        """Whether it is not time yet; a time that is too far ahead was put down before the clock was set back."""
+        pace = self.platform.pace
+        longest_s = max(pace.poll_s, pace.settle_s, pace.lag_s, pace.retry_s, pace.retry_most_s)
+        return now_s < wake_s <= now_s + longest_s
+
+    def _send(self, relay: Relay) -> None:
+        """Send what the user is to be told; one that is sent when this dies is sent again."""
+        if not relay.order.notify:
+            return
+        for pending in self.store.unsent(relay.id):
+            problems = self._notify(relay.order.notify, pending.notice.title, pending.notice.body)
+            self.store.sent(pending, self._clock.time(), "; ".join(problems))
 
 
 def stop_relay(store: Store, relay_id: str, now_s: float, *, now: bool = False) -> Relay:
-    """Let a relay end: no further session; a tick tells the one that runs.
+    """Let a relay end: no further session. Where one runs, the next tick tells it, and waits for its end.
 
     Args:
         store: Where it is kept.
@@ -77,13 +113,21 @@ def stop_relay(store: Store, relay_id: str, now_s: float, *, now: bool = False) 
         now: Whether its session is to be ended at any price: its output may be lost.
 
     Returns:
-        How it stands now.
+        How it stands now: ``"stopping"`` where a session may still run, else ``"stopped"`` or ``"done"``.
     """
-    raise NotImplementedError
+
+    def change(relay: Relay) -> Relay:
+        if relay.state in ("done", "stopped"):
+            return relay
+        if any(session.is_open or session.stage == "ended" for session in relay.sessions):
+            return changes.stopping(relay, "now" if now else "kindly", now_s)
+        return changes.closed(relay, "stopped", "you stopped it")
+
+    return _change(store, relay_id, now_s, change)
 
 
 def resume_relay(store: Store, relay_id: str, now_s: float) -> Relay:
-    """Let a relay go on that was stopped, or that needed its user.
+    """Let a relay go on that was stopped, or that needed its user. What had gone wrong in a row is forgiven.
 
     Args:
         store: Where it is kept.
@@ -96,4 +140,26 @@ def resume_relay(store: Store, relay_id: str, now_s: float) -> Relay:
     Raises:
         RelayError: It is done already.
     """
-    raise NotImplementedError
+
+    def change(relay: Relay) -> Relay:
+        if relay.state == "done":
+            name = relay.order.name
+            raise RelayError(f"the relay {name!r} is done", hint=f"its run is in {relay.order.out}")
+        return changes.resumed(relay, now_s)
+
+    return _change(store, relay_id, now_s, change)
+
+
+def _change(store: Store, relay_id: str, now_s: float, change: Callable[[Relay], Relay]) -> Relay:
+    """Change what is stored now, however often another process is faster."""
+    for _ in range(_CLASHES_MOST):
+        before = store.working(relay_id)
+        after = change(before)
+        if after is before:
+            return before
+        notice = notice_of(before, after) if before.order.notify else None
+        try:
+            return store.write(before, after, now_s, [notice] if notice else [])
+        except StaleError:
+            continue
+    raise RelayError(f"the relay {relay_id!r} is changed by other processes all the time", hint="try again")

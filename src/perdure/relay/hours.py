@@ -39,13 +39,9 @@ def next_session(relay: Relay, seen: Seen, now_s: float, terms: Terms) -> Action
         now_s: Seconds since 1970.
         terms: What the platform offers.
     """
-    if seen.refused in _FINAL or (seen.refused == "sources" and relay.tries >= SOURCES_TRIES):
-        return Close("needs-you", seen.said)
     quota = next((each for each in seen.quota or () if each.resource == terms.resource), None)
-    if seen.refused == "quota-exhausted":
-        return _exhausted(relay, seen, quota, now_s, terms)
     if seen.refused:
-        return Rest("waiting", seen.said, now_s + retry_s(terms.pace, relay.tries))
+        return _refused(relay, seen, quota, now_s, terms)
     if terms.resource is None:
         return Intend(relay.order.accelerator, terms.window_s)
     if seen.quota is None:
@@ -54,6 +50,15 @@ def next_session(relay: Relay, seen: Seen, now_s: float, terms: Terms) -> Action
     if window_s >= least_s(terms.window_s):
         return Intend(relay.order.accelerator, window_s)
     return _exhausted(relay, seen, quota, now_s, terms)
+
+
+def _refused(relay: Relay, seen: Seen, quota: Quota | None, now_s: float, terms: Terms) -> Action:
+    """The platform said no to a session in this tick."""
+    if seen.refused in _FINAL or (seen.refused == "sources" and relay.tries >= SOURCES_TRIES):
+        return Close("needs-you", seen.said)
+    if seen.refused == "quota-exhausted":
+        return _exhausted(relay, seen, quota, now_s, terms)
+    return Rest("waiting", seen.said, now_s + retry_s(terms.pace, relay.tries))
 
 
 def _exhausted(relay: Relay, seen: Seen, quota: Quota | None, now_s: float, terms: Terms) -> Action:

@@ -69,7 +69,7 @@ class Lease:
             if row is not None and row["holder"] != self._token and not _is_free(row, now_s):
                 return Holder(row["pid"], row["process_s"], row["machine"], row["host"])
             me = this_process()
-            self._store.connection.execute(
+            self._store.run(
                 "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (self._relay_id, self._token, me.pid, me.process_s, me.machine, me.host, now_s + TERM_S),
             )
@@ -84,7 +84,7 @@ class Lease:
         """
         if abs(now_s - self._renewed_s) < TERM_S / 4:
             return True
-        done = self._store.connection.execute(
+        done = self._store.run(
             "UPDATE leases SET until_s = ? WHERE relay = ? AND holder = ?",
             (now_s + TERM_S, self._relay_id, self._token),
         )
@@ -93,12 +93,10 @@ class Lease:
 
     def release(self) -> None:
         """Give it back; does nothing where it is held by another process."""
-        self._store.connection.execute(
-            "DELETE FROM leases WHERE relay = ? AND holder = ?", (self._relay_id, self._token)
-        )
+        self._store.run("DELETE FROM leases WHERE relay = ? AND holder = ?", (self._relay_id, self._token))
 
     def _row(self) -> sqlite3.Row | None:
-        row: sqlite3.Row | None = self._store.connection.execute(
+        row: sqlite3.Row | None = self._store.run(
             "SELECT * FROM leases WHERE relay = ?", (self._relay_id,)
         ).fetchone()
         return row

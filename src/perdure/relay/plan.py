@@ -106,7 +106,7 @@ def _ended_one(relay: Relay, seen: Seen, now_s: float, terms: Terms) -> Action |
 def _open_one(relay: Relay, session: SessionRecord, seen: Seen, now_s: float, terms: Terms) -> Action:
     if session.stage == "intended":
         return _intended(relay, session, seen, now_s, terms)
-    halt = _wish(relay, session)
+    halt = _wish(relay, session, seen)
     if halt:
         return halt
     observed = seen.observed.get(session.number)
@@ -114,7 +114,7 @@ def _open_one(relay: Relay, session: SessionRecord, seen: Seen, now_s: float, te
         return Observe(session.number)
     if observed.ended:
         return End(session.number, observed.message)
-    return _lasting(relay, session, observed, now_s, terms)
+    return _lasting(relay, session, observed, seen, now_s, terms)
 
 
 def _intended(relay: Relay, session: SessionRecord, seen: Seen, now_s: float, terms: Terms) -> Action:
@@ -132,40 +132,52 @@ def _intended(relay: Relay, session: SessionRecord, seen: Seen, now_s: float, te
     return Rest(_meanwhile(relay), reason, now_s + min(terms.pace.poll_s, left_s))
 
 
-def _wish(relay: Relay, session: SessionRecord) -> Action | None:
+def _wish(relay: Relay, session: SessionRecord, seen: Seen) -> Action | None:
     """What the user wants of the session and the platform was not told yet."""
     if relay.state != "stopping" or relay.stop == "" or relay.told in (relay.stop, "now"):
+        return None
+    if session.number in seen.halted:
         return None
     return Halt(session.number, now=relay.stop == "now", why="the relay is stopped")
 
 
-def _lasting(relay: Relay, session: SessionRecord, observed: Observation, now_s: float, terms: Terms) -> Action:
+def _lasting(
+    relay: Relay, session: SessionRecord, observed: Observation, seen: Seen, now_s: float, terms: Terms
+) -> Action:
     """A session that has not ended, as far as is known."""
-    begun_s = session.submitted_s or session.intended_s
     if observed.state == "missing" and session.missing_s is not None:
         return _missing(relay, session, session.missing_s, now_s, terms)
-    if observed.state == "queued" and now_s > begun_s + QUEUE_LAGS * terms.pace.lag_s and relay.told != "now":
-        return Halt(session.number, now=True, why="it never left the queue")
-    reason = _standing_word(session, observed)
-    if relay.told and session.started_s is not None:
+    late = _is_overdue(session, observed, now_s, terms)
+    if session.number not in seen.halted:
+        if late and not relay.told:
+            return Halt(session.number, now=False, why="its window is over")
+        if _is_stuck(session, observed, now_s, terms) and relay.told != "now":
+            return Halt(session.number, now=True, why="it never left the queue")  # it has no output to lose
+    reason = _word(session, observed)
+    if session.started_s is not None and (late or relay.told):
         closes = moment(session.started_s + session.window_s, now_s)
         reason += f"; it was asked to end, and its window closes {closes}"
-    if observed.state == "running" and session.started_s is not None:
-        due_s = session.started_s + session.window_s
-        if now_s > due_s + OVERDUE_LAGS * terms.pace.lag_s:
-            if not relay.told:
-                return Halt(session.number, now=False, why="its window is over")
-            reason = (
-                f"session {session.number} should have ended {moment(due_s, now_s)} and still runs; "
-                f"`perdure relay stop {relay.order.name} --now` ends it, at the price of its output"
-            )
+    if late:
+        reason += f" (past): `perdure relay stop {relay.order.name} --now` ends it, at the price of its output"
     return Rest(_meanwhile(relay), reason, now_s + terms.pace.poll_s)
+
+
+def _is_overdue(session: SessionRecord, observed: Observation, now_s: float, terms: Terms) -> bool:
+    """Whether it still runs when the platform should have ended it; seen on Kaggle by others, not tried here."""
+    if observed.state != "running" or session.started_s is None:
+        return False
+    return now_s > session.started_s + session.window_s + OVERDUE_LAGS * terms.pace.lag_s
+
+
+def _is_stuck(session: SessionRecord, observed: Observation, now_s: float, terms: Terms) -> bool:
+    begun_s = session.intended_s if session.submitted_s is None else session.submitted_s
+    return observed.state == "queued" and now_s > begun_s + QUEUE_LAGS * terms.pace.lag_s
 
 
 def _missing(relay: Relay, session: SessionRecord, since_s: float, now_s: float, terms: Terms) -> Action:
     """A session that the platform does not show: it may run all the same, so its window is waited for."""
-    wait_s = terms.pace.lag_s + (0.0 if relay.told == "now" else session.window_s)
-    if now_s >= since_s + wait_s:
+    wait_s = session.window_s + terms.pace.lag_s
+    if now_s >= since_s + wait_s or relay.told == "now":
         return End(session.number, "the platform shows no such session any more")
     reason = (
         f"the platform does not show session {session.number}; "
@@ -191,7 +203,7 @@ def _abandoned(relay: Relay) -> list[SessionRecord]:
     return [session for session in relay.sessions if session.stage == "abandoned"]
 
 
-def _standing_word(session: SessionRecord, observed: Observation) -> str:
+def _word(session: SessionRecord, observed: Observation) -> str:
     words = {
         "queued": "waits in the queue",
         "running": "runs",

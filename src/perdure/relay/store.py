@@ -1,6 +1,6 @@
 """The database of all relays of this machine.
 
-What was written is on disk before a call returns. Whoever writes names the revision that he has read: a relay that
+What was written is on disk before a call returns. Every call may raise ``StoreError``. Whoever writes names the revision that he has read: a relay that
 another process has changed since is not overwritten. A ``Store`` belongs to the thread that opened it.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from perdure.core.errors import RelayError, StaleError
+from perdure.core.errors import RelayError, StaleError, StoreError
 from perdure.relay.home import Home
 from perdure.relay.migrations import migrate
 from perdure.relay.notices import Notice
@@ -43,7 +43,8 @@ class Store:
         home: Where they are kept; made if it is not there.
 
     Raises:
-        RelayError: The database cannot be opened, or a newer Perdure wrote it.
+        StoreError: The database cannot be opened.
+        RelayError: A newer Perdure wrote it.
     """
 
     def __init__(self, home: Home) -> None:
@@ -53,7 +54,7 @@ class Store:
             self.connection = sqlite3.connect(home.database, timeout=_BUSY_S, isolation_level=None)
             self._prepare()
         except (OSError, sqlite3.Error) as error:
-            raise RelayError(
+            raise StoreError(
                 f"cannot open {home.database}: {error}", hint="name another folder in PERDURE_HOME"
             ) from error
 
@@ -162,7 +163,7 @@ class Store:
             kept = {session.number for session in after.sessions}
             for session in before.sessions:
                 if session.number not in kept:
-                    self._run("DELETE FROM sessions WHERE relay = ? AND number = ?", before.id, session.number)
+                    self.run("DELETE FROM sessions WHERE relay = ? AND number = ?", before.id, session.number)
             for session in after.sessions:
                 if session not in before.sessions:
                     self._put(before.id, session)
@@ -173,7 +174,7 @@ class Store:
 
     def looked(self, relay_id: str, number: int, now_s: float) -> None:
         """Note that an abandoned session was looked for once more."""
-        self._run("UPDATE sessions SET looked_s = ? WHERE relay = ? AND number = ?", now_s, relay_id, number)
+        self.run("UPDATE sessions SET looked_s = ? WHERE relay = ? AND number = ?", now_s, relay_id, number)
 
     def unsent(self, relay_id: str) -> tuple[Pending, ...]:
         """Notices that were not sent yet, the oldest first."""
@@ -182,7 +183,7 @@ class Store:
 
     def sent(self, pending: Pending, now_s: float, problem: str = "") -> None:
         """Note that a notice was sent, or why it could not be."""
-        self._run("UPDATE notices SET sent_s = ?, problem = ? WHERE id = ?", now_s, problem, pending.id)
+        self.run("UPDATE notices SET sent_s = ?, problem = ? WHERE id = ?", now_s, problem, pending.id)
 
     def problems(self, relay_id: str) -> tuple[str, ...]:
         """Why notices of a relay could not be sent; the newest last."""
@@ -192,20 +193,20 @@ class Store:
     @contextlib.contextmanager
     def transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         """All that is done inside is done, or nothing of it."""
-        self._run(f"BEGIN {kind}")
+        self.run(f"BEGIN {kind}")
         try:
             yield
-            self._run("COMMIT")
+            self.run("COMMIT")
         except BaseException:
             if self.connection.in_transaction:
-                self._run("ROLLBACK")
+                self.run("ROLLBACK")
             raise
 
     def _prepare(self) -> None:
         self.connection.row_factory = sqlite3.Row
-        self._run("PRAGMA journal_mode = WAL")
-        self._run("PRAGMA synchronous = FULL")  # an intent must outlive a laptop that is switched off
-        self._run("PRAGMA foreign_keys = ON")
+        self.run("PRAGMA journal_mode = WAL")
+        self.run("PRAGMA synchronous = FULL")  # an intent must outlive a laptop that is switched off
+        self.run("PRAGMA foreign_keys = ON")
         migrate(self.connection, self.home.database)
 
     def _write_relay(self, before: Relay, written: Relay, now_s: float) -> None:
@@ -214,7 +215,7 @@ class Store:
             del values[fixed]
         columns = ", ".join(f"{name} = ?" for name in values)
         statement = f"UPDATE relays SET {columns} WHERE id = ? AND revision = ?"
-        if self._run(statement, *values.values(), before.id, before.revision).rowcount != 1:
+        if self.run(statement, *values.values(), before.id, before.revision).rowcount != 1:
             raise StaleError(f"the relay {before.order.name!r} was changed by another process")
 
     def _put(self, relay_id: str, session: SessionRecord) -> None:
@@ -224,7 +225,7 @@ class Store:
 
     def _insert(self, table: str, values: dict[str, Any], end: str = "") -> None:
         names, marks = ", ".join(values), ", ".join("?" * len(values))
-        self._run(f"INSERT INTO {table} ({names}) VALUES ({marks}) {end}", *values.values())
+        self.run(f"INSERT INTO {table} ({names}) VALUES ({marks}) {end}", *values.values())
 
     def _relay_row(self, relay_id: str) -> sqlite3.Row:
         row = self._one("SELECT * FROM relays WHERE id = ?", relay_id)
@@ -233,14 +234,22 @@ class Store:
         return row
 
     def _one(self, statement: str, *values: Any) -> sqlite3.Row | None:
-        row: sqlite3.Row | None = self._run(statement, *values).fetchone()
+        row: sqlite3.Row | None = self.run(statement, *values).fetchone()
         return row
 
     def _rows(self, statement: str, *values: Any) -> list[sqlite3.Row]:
-        return self._run(statement, *values).fetchall()
+        return self.run(statement, *values).fetchall()
 
-    def _run(self, statement: str, *values: Any) -> sqlite3.Cursor:
-        return self.connection.execute(statement, values)
+    def run(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        """Execute one statement."""
+        try:
+            return self.connection.execute(statement, values)
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.Error as error:  # the disk is full, say
+            raise StoreError(
+                f"{self.home.database}: {error}", hint="free some space, and let no other program hold the file"
+            ) from error
 
 
 # `stage <> 'collected'` is the condition of the index that keeps these two from reading every session of a relay
