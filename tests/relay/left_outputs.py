@@ -22,13 +22,15 @@ COMPLETE = Observation("complete", "COMPLETE")
 PACE = Pace(poll_s=1.0, lag_s=900.0)
 
 
-def leave_run(working: Path, steps: list[int], *, name: str = "digits", status: str = "paused", **told) -> Path:
+def leave_run(
+    working: Path, steps: list[int], *, name: str = "digits", status: str = "paused", frozen: int = 3000, **told
+) -> Path:
     """A run folder as a session leaves it, with real checkpoints at these steps."""
     folder = working / "perdure" / name
     store = Store(RunPaths(folder), name, keep=Keep(last=len(steps) or 1))
     store.open({})
     for step in steps:
-        store.save(snapshot(step, epoch=step // 100, frozen=3000, moving=500))
+        store.save(snapshot(step, epoch=step // 100, frozen=frozen, moving=500))
     store.close()
     facts = {
         "format_version": 1,

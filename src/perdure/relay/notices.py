@@ -1,7 +1,4 @@
-"""Notices about a relay: by mail, Telegram, Slack and everything else that apprise knows. They never stop a relay.
-
-A notice is sent once, at the moment when a driver sees the change; if that driver dies in between, it is not sent.
-"""
+"""Notices about a relay: by mail, Telegram, Slack and all else that apprise knows. They never stop a relay."""
 
 from __future__ import annotations
 

@@ -101,8 +101,7 @@ def _manifest(bring: Bringer, checkpoint: ListedCheckpoint) -> tuple[Manifest | 
     except FileNotFoundError:
         return None, [f"{checkpoint.manifest} is listed and does not come"]
     except CheckpointError as error:
-        path.unlink(missing_ok=True)  # it may have been cut short on its way
-        bring.brought.remove(checkpoint.manifest)
+        bring.forget(checkpoint.manifest)  # it may have been cut short on its way
         return None, [error.what]
 
 

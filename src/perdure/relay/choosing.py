@@ -1,0 +1,152 @@
+"""Which files of which sessions make up what a relay has come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.checkpoint.manifest import Manifest, load_manifest
+from perdure.core.errors import CheckpointError, CorruptError, RelayError
+from perdure.platforms.protocol import Platform
+from perdure.relay.bringing import Bringer
+from perdure.relay.inside.marker import MARKER
+from perdure.relay.listing import ListedCheckpoint, Listing
+from perdure.relay.records import Outcome, Relay, RunSource, SessionRecord
+
+_LEFT: tuple[Outcome, ...] = ("finished", "paused", "failed", "killed")
+"""Outcomes of sessions that may have left something for the user."""
+
+_STATE = ("checkpoints/", "tensors/", "quarantine/")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint that is to be brought.
+
+    Attributes:
+        run_folder: Folder of its run below the output, with ``/`` at its end.
+        name: Its name.
+        newest: Whether it is what the relay goes by: it has to be whole.
+    """
+
+    run_folder: str
+    name: str
+    newest: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to be brought.
+
+    Attributes:
+        names: The session that each file comes from, by name.
+        checkpoints: The checkpoints among them.
+    """
+
+    names: dict[str, Bringer]
+    checkpoints: tuple[Kept, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files, as far as the platform names them."""
+        return sum(bring.listing.sizes[name] or 0 for name, bring in self.names.items())
+
+
+def sources_of(relay: Relay) -> tuple[SessionRecord, ...]:
+    """The sessions that hold the runs of a relay, and the newest one that left anything; in their order.
+
+    Raises:
+        RelayError: No session has left anything yet.
+    """
+    numbers = {source.session for source in relay.standing.runs}
+    left = [record.number for record in relay.sessions if record.outcome in _LEFT]
+    numbers |= {max(left)} if left else set()
+    found = tuple(each for each in relay.sessions if each.number in numbers and each.handle)
+    if not found:
+        raise RelayError(
+            f"no session of {relay.order.name} has left anything yet",
+            hint=f"perdure relay status {relay.order.name} shows how it stands",
+        )
+    return found
+
+
+def choose(platform: Platform, relay: Relay, folder: Path, *, tensors: bool) -> Choice:
+    """Look what there is, and choose: the checkpoints of each run from the session that holds it the furthest, all
+    other files from the newest session that has them.
+
+    Args:
+        platform: Where the sessions ran.
+        relay: The relay.
+        folder: Where files go; the manifests are brought there to choose by them.
+        tensors: Whether checkpoints are wanted at all.
+
+    Raises:
+        RelayError: No session has left anything yet.
+        CorruptError: A checkpoint that the relay goes by is no longer there.
+        PlatformError: As the platform says.
+    """
+    brings = {record.number: _bringer(platform, record, folder) for record in sources_of(relay)}
+    names: dict[str, Bringer] = {}
+    for bring in brings.values():
+        names.update(dict.fromkeys(_plain_files(bring.listing), bring))
+    checkpoints: list[Kept] = []
+    for source in relay.standing.runs if tensors else ():
+        bring = brings[source.session]
+        for kept, files in _checkpoints(bring, source):
+            checkpoints.append(kept)
+            names.update(dict.fromkeys(files, bring))
+    return Choice(names, tuple(checkpoints))
+
+
+def _bringer(platform: Platform, record: SessionRecord, folder: Path) -> Bringer:
+    assert record.handle is not None  # sources_of
+    return Bringer(platform, record.handle, Listing.of(platform.files(record.handle)), folder)
+
+
+def _plain_files(listing: Listing) -> Iterator[str]:
+    """Everything but checkpoints, the marker, and what only the session itself needed."""
+    state = tuple(run + part for run in listing.run_folders for part in _STATE)
+    never = {MARKER, *(run + "lock" for run in listing.run_folders)}
+    for name in listing.sizes:
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if not hidden and name not in never and not name.startswith(state):
+            yield name
+
+
+def _checkpoints(bring: Bringer, source: RunSource) -> list[tuple[Kept, list[str]]]:
+    """The checkpoints of a run that are whole as sizes tell, the one that the relay goes by first."""
+    for run_folder in bring.listing.run_folders:
+        listed = bring.listing.checkpoints(run_folder)
+        if source.stand.checkpoint in [each.name for each in listed]:
+            bring.bring(each.manifest for each in listed)
+            whole = {
+                each.name: (manifest, each) for each in listed if (manifest := _whole(bring, each)) is not None
+            }
+            found = whole.get(source.stand.checkpoint or "")
+            if found is not None and found[0].run == source.stand.name:
+                return [_kept(manifest, each, source) for manifest, each in whole.values()]
+    raise CorruptError(
+        f"{source.stand.name}: {source.stand.checkpoint} is not whole in the output of session {source.session}",
+        path=bring.folder,
+    )
+
+
+def _whole(bring: Bringer, checkpoint: ListedCheckpoint) -> Manifest | None:
+    """The manifest of a checkpoint that is whole as sizes tell; one that does not parse is brought once more."""
+    for _ in range(2):
+        bring.bring([checkpoint.manifest])
+        path = bring.path(checkpoint.manifest)
+        try:
+            manifest = load_manifest(path.read_bytes(), path)
+        except (CheckpointError, FileNotFoundError):
+            bring.forget(checkpoint.manifest)
+        else:
+            return None if bring.listing.problems(checkpoint.run_folder, manifest) else manifest
+    return None
+
+
+def _kept(manifest: Manifest, checkpoint: ListedCheckpoint, source: RunSource) -> tuple[Kept, list[str]]:
+    files: Sequence[str] = [checkpoint.run_folder + file for file in manifest.files]
+    kept = Kept(checkpoint.run_folder, checkpoint.name, checkpoint.name == source.stand.checkpoint)
+    return kept, [checkpoint.manifest, *files]
