@@ -1,7 +1,8 @@
 """The database of all relays of this machine.
 
-What was written is on disk before a call returns. Every call may raise ``StoreError``. Whoever writes names the revision that he has read: a relay that
-another process has changed since is not overwritten. A ``Store`` belongs to the thread that opened it.
+What was written is on disk before a call returns. Whoever writes names the revision that he has read: a relay that
+another process has changed since is not overwritten. Every call may raise ``StoreError``. A ``Store`` belongs to the
+thread that opened it.
 """
 
 from __future__ import annotations
