@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,10 +67,14 @@ def notify(urls: Sequence[str], title: str, body: str, *, limit_s: float = LIMIT
     """
     if not urls:
         return ()
+    try:
+        apprise = _apprise()
+    except MissingExtraError as error:
+        return (f"{error.what}: {error.hint}",)
     problems: list[str | None] = ["no answer in time"] * len(urls)
 
     def send(place: int) -> None:
-        problems[place] = _send(urls[place], title, body)
+        problems[place] = _send(apprise, urls[place], title, body)
 
     threads = [threading.Thread(target=send, args=(place,), daemon=True) for place in range(len(urls))]
     for thread in threads:
@@ -126,10 +131,9 @@ def _run_line(run: RunStand) -> str:
     return f"{run.name}: {run.status}, {where}"
 
 
-def _send(url: str, title: str, body: str) -> str | None:
+def _send(apprise: Any, url: str, title: str, body: str) -> str | None:
     """Send to one receiver; what went wrong, without its address."""
     try:
-        apprise = _apprise()
         receiver = _receiver(apprise, url)
         if receiver is None:
             return "no address that apprise understands"
@@ -145,8 +149,13 @@ def _receiver(apprise: Any, url: str) -> Any:
 
 
 def _apprise() -> Any:
+    """The package, with its services loaded; old modules that those import are no news to a user."""
     try:
-        import apprise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import apprise
+
+            apprise.Apprise.instantiate("json://localhost")
     except ImportError as error:
         raise MissingExtraError(f"notices need apprise: {error}", hint="pip install 'perdure[notices]'") from error
     return apprise
