@@ -28,6 +28,7 @@ STATUS = """
 r = api.kernels_status(REF)
 result = [r.status.name, r.failure_message]
 """
+NOWHERE = "http://127.0.0.1:9"
 ENDED = ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED")
 
 
@@ -39,33 +40,50 @@ class CallError(Exception):
         self.kind, self.status, self.text = answer["error"], answer["status"], answer["text"]
 
 
-class Client:
-    """The official client in a process of its own."""
+class Process:
+    """A process that holds the unmodified client; one for all tests, since importing it takes long."""
 
-    def __init__(self, environment, home):
-        home.mkdir(parents=True, exist_ok=True)
-        self.environment = {
+    def __init__(self, home):
+        self.home = home
+        self.base = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "KAGGLE_CONFIG_DIR": str(home),
             "TMPDIR": str(home),
-            **environment,
         }
-        self._process = None
-        self.said = ""
+        nothing = {"KAGGLE_API_ENVIRONMENT": "LOCALHOST", "HTTP_PROXY": NOWHERE, "HTTPS_PROXY": NOWHERE}
+        login = {"KAGGLE_USERNAME": "nobody", "KAGGLE_KEY": "none"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("client.py"))],
+            env={**self.base, **nothing, **login},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, code):
+        self._process.stdin.write(json.dumps(code) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class Client:
+    """The client, signed in at an emulator."""
+
+    def __init__(self, process, environment):
+        self._process = process
+        self.environment = {**process.base, **environment}
+        self.call("import os; os.environ.update(ENV); api.authenticate()", ENV=environment)
 
     def call(self, code, **values):
         """Run code with ``api`` there, and give what it calls ``result``."""
-        if self._process is None:
-            command = [sys.executable, str(Path(__file__).with_name("client.py"))]
-            self._process = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
         head = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-        self._process.stdin.write(json.dumps(head + code) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        self.said = answer["said"]
+        answer = self._process.call(head + code)
         if "error" in answer:
             raise CallError(answer)
         return answer["result"]
@@ -91,27 +109,24 @@ class Client:
         command = [sys.executable, "-m", "kaggle", *arguments]
         return subprocess.run(command, env=self.environment, capture_output=True, text=True)
 
-    def close(self):
-        if self._process is not None:
-            self._process.stdin.close()
-            self._process.wait()
-            self._process.stdout.close()
+
+@pytest.fixture(scope="session")
+def process(tmp_path_factory):
+    process = Process(tmp_path_factory.mktemp("client"))
+    yield process
+    process.close()
 
 
 @pytest.fixture
-def kaggle(tmp_path):
+def kaggle(tmp_path, process):
     """Starts emulators: ``kaggle(rules..., switches=Switches(...))`` gives the emulator and a client for it."""
     opened = []
 
-    def start(folder="emulator", switches=None, token=False, **rules):
+    def start(folder="emulator", switches=None, **rules):
         emulator = Emulator(tmp_path / folder, Rules(**rules) if rules else None, switches)
-        emulator.__enter__()
-        client = Client(emulator.environment(token=token), tmp_path / "home")
-        opened.append((emulator, client))
-        return emulator, client
+        opened.append(emulator.__enter__())
+        return emulator, Client(process, emulator.environment())
 
-    start.stop = lambda emulator: [opened.remove(e) or e[1].close() for e in list(opened) if e[0] is emulator]
     yield start
-    for emulator, client in opened:
-        client.close()
+    for emulator in opened:
         emulator.close()

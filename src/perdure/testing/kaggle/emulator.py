@@ -17,6 +17,8 @@ from perdure.core.files import write_json
 from perdure.platforms.detect import process_started_s
 from perdure.testing.kaggle.accounts import Doorkeeper, open_account
 from perdure.testing.kaggle.answers import Answer, Json
+from perdure.testing.kaggle.attaching import Attaching
+from perdure.testing.kaggle.datasets import Datasets
 from perdure.testing.kaggle.errors import ApiError
 from perdure.testing.kaggle.kernels import Kernels
 from perdure.testing.kaggle.links import Links
@@ -26,6 +28,7 @@ from perdure.testing.kaggle.rules import Rules, read_rules, write_rules
 from perdure.testing.kaggle.server import Call, Routes, Server
 from perdure.testing.kaggle.sessions import Sessions
 from perdure.testing.kaggle.switches import Switches
+from perdure.testing.kaggle.uploads import Uploads
 from perdure.testing.kaggle.world import EmulatedSession, Store
 
 _NOWHERE = "http://127.0.0.1:9"
@@ -171,13 +174,18 @@ class Emulator:
         kernels = Kernels(store, self._sessions, links)
         pushes = Pushes(store, self._sessions.scenery)
         door = Doorkeeper(store, self.account)
-        routes.calls = _kernel_calls(kernels, pushes)
+        uploads = Uploads(store)
+        datasets = Datasets(store, uploads, links)
+        routes.calls = _kernel_calls(kernels, pushes) | _dataset_calls(datasets)
+        routes.calls["blobs.BlobApiService/StartBlobUpload"] = uploads.start
         routes.calls["security.OAuthService/IntrospectToken"] = door.introspect
         routes.calls["api.v1.DiagnosticsService/Hello"] = door.hello
         routes.open_calls = frozenset({"security.OAuthService/IntrospectToken"})
         routes.check = door.check
         routes.log = kernels.stream
-        routes.file = _Files(kernels, links).answer
+        routes.file = _Files(kernels, datasets, links).answer
+        routes.upload = uploads.put
+        routes.attach = Attaching(store, door).attach
         routes.note = self._note
         routes.board = store.board
         return routes
@@ -186,8 +194,9 @@ class Emulator:
 class _Files:
     """Answers addresses of files."""
 
-    def __init__(self, kernels: Kernels, links: Links) -> None:
+    def __init__(self, kernels: Kernels, datasets: Datasets, links: Links) -> None:
         self._kernels = kernels
+        self._datasets = datasets
         self._links = links
 
     def answer(self, kind: str, what: str, query: dict[str, str]) -> Answer:
@@ -197,6 +206,8 @@ class _Files:
             return self._kernels.output_file(first, rest)
         if kind == "archive":
             return self._kernels.archive_file(first)
+        if kind in ("dataset", "bundle"):
+            return self._datasets.file(kind, what)
         raise ApiError(404, "No such object")
 
 
@@ -214,6 +225,22 @@ def _kernel_calls(kernels: Kernels, pushes: Pushes) -> dict[str, Call]:
         "DownloadKernelOutput": kernels.download,
     }
     return {f"{_KERNELS}/{name}": call for name, call in calls.items()}
+
+
+def _dataset_calls(datasets: Datasets) -> dict[str, Call]:
+    calls: Mapping[str, Call] = {
+        "CreateDataset": datasets.create,
+        "CreateDatasetVersion": datasets.create_version,
+        "CreateDatasetVersionById": datasets.create_version,
+        "DeleteDataset": datasets.delete,
+        "DownloadDataset": datasets.download,
+        "GetDataset": datasets.get,
+        "GetDatasetMetadata": datasets.metadata,
+        "GetDatasetStatus": datasets.status,
+        "ListDatasetFiles": datasets.files,
+        "ListDatasets": datasets.listing,
+    }
+    return {f"datasets.DatasetApiService/{name}": call for name, call in calls.items()}
 
 
 def _take_folder(folder: Path) -> TextIO:

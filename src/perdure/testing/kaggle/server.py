@@ -160,6 +160,9 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.what == "cut":
             self._take_part(token, headers, fault.after_bytes)
         if fault is not None:
+            if fault.what == "error":
+                for _ in self._body():  # or the client would still be writing
+                    pass
             self._suffer(fault)
         self._answer(lambda: self.server.routes.upload(token, headers, self._body()), faults=False)
 
