@@ -171,6 +171,10 @@ class Checkpoint:
         """
         return (bytes(piece) for piece in self._read(file, 0, self.manifest.files[file]))
 
+    def descriptor(self, file: str) -> int:
+        """The open descriptor of one of its tensor files; good until ``close``, also when the file is pruned."""
+        return self._files[file]
+
     def problems(self) -> list[str]:
         """What is wrong with its entries and with the headers of its files; one line each.
 
