@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 SessionState = Literal["queued", "running", "stopping", "complete", "failed", "stopped", "unknown", "missing"]
 """``"unknown"``: the platform used a word that is not known here, never taken for an end. ``"missing"``: no such
@@ -253,3 +253,14 @@ class Platform(Protocol):
 
     def stop(self, handle: Handle, *, now: bool) -> Stopping:
         """Ask it to end. With ``now``, at any price: its output may be lost."""
+
+
+@runtime_checkable
+class DataSets(Protocol):
+    """A platform that has data sets, and shows what is in them."""
+
+    def dataset_text(self, dataset: str, name: str) -> str:
+        """A small text file of a data set that is ready.
+
+        Raises ``NotThereError`` if there is none, and ``TransientPlatformError`` while a version is processed.
+        """

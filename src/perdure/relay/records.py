@@ -89,6 +89,7 @@ class RunStand:
         unit: ``"epochs"`` or ``"steps"``.
         steps_per_s: Its speed; None if it does not say.
         reason: Why it stopped.
+        mirrored: Whether that checkpoint lies in the mirror, and not in the output.
     """
 
     name: str
@@ -100,6 +101,7 @@ class RunStand:
     unit: str = ""
     steps_per_s: float | None = None
     reason: str = ""
+    mirrored: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
@@ -127,11 +128,11 @@ class Client:
         files = [{"name": file.name, "size": file.size} for file in found.files or []]
         return {"files": files, "next": found.next_page_token or ""}
 
-    def do_log(self, ref: str, quiet_s: float, limit_s: float) -> dict[str, Any]:
+    def do_log(self, ref: str, quiet_s: float, most_s: float) -> dict[str, Any]:
         """The log of a session that runs, until nothing more comes for a while."""
         READ_S["now"] = quiet_s
         events: list[Any] = []
-        end_s = time.monotonic() + limit_s
+        end_s = time.monotonic() + most_s
         try:
             for event in self.api.kernels_logs_stream(ref):
                 events.append(event)
@@ -191,6 +192,13 @@ class Client:
             return {"status": str(self.api.dataset_status(ref))}
         except KeyError as error:
             return {"status": str(error.args[0] if error.args else "")}
+
+    def do_dataset_text(self, ref: str, name: str) -> dict[str, Any]:
+        """A small text file of the newest version of a data set that is ready."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.api.dataset_download_file(ref, name, path=folder, force=True, quiet=True, unzip=True)
+            with open(os.path.join(folder, os.path.basename(name)), encoding="utf-8") as file:
+                return {"text": file.read()}
 
 
 def log_in() -> Any:

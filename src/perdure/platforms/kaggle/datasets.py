@@ -55,6 +55,21 @@ def code_dataset(
     return ref
 
 
+def dataset_text(client: Client, ref: str, name: str) -> str:
+    """A small text file of a data set.
+
+    Raises:
+        NotThereError: There is no such data set, or no such file in it.
+        TransientPlatformError: A version of it is being processed: what would be read now is not its last word.
+    """
+    status = _status(client, ref)
+    if status is None:
+        raise NotThereError(f"there is no data set {ref}, or it is not shown")
+    if status not in ("ready", *_GONE):
+        raise TransientPlatformError(f"the data set {ref} is still {status}", hint="wait")
+    return str(client.call("dataset_text", ref, ref=ref, name=name)["text"])
+
+
 def _status(client: Client, ref: str) -> str | None:
     """How far it has come; None if it is not there. Kaggle answers "forbidden" for what it does not show yet."""
     try:
