@@ -41,6 +41,8 @@ class SessionOrder:
         root: Folder of runs.
         inputs: Folders in which checkpoints of earlier sessions are looked for.
         carry: How to carry a trainer that is not ours; None for a script that uses Perdure, or that need not go on.
+        lead_s: How long before its window closes a script that has not stopped by itself is told to; it is killed in
+            the middle of that time. None: by the platform.
     """
 
     target: str
@@ -49,6 +51,7 @@ class SessionOrder:
     root: Path | None = None
     inputs: tuple[Path, ...] = ()
     carry: Carry | None = None
+    lead_s: float | None = None
 
 
 class Session:
@@ -118,6 +121,9 @@ class Session:
         return math.inf if window_s is None else window_s
 
     def _closing(self) -> Closing:
+        if self._order.lead_s is not None:
+            deadline_s = self._started_s + self._window_s
+            return Closing(deadline_s - self._order.lead_s, deadline_s - self._order.lead_s / 2)
         lead_s = 0.0 if self._place.platform == "local" else _HOSTED_LEAD_S
         stop_at_s = self._started_s + self._window_s - lead_s
         grace_s = min(_GRACE_MOST_S, max(_GRACE_LEAST_S, _GRACE_SHARE * self._window_s))

@@ -15,7 +15,7 @@ from perdure.relay.inside.beat import beat
 from perdure.relay.inside.order import InsideOrder
 
 _BEATS = 1000
-_LEAST_S, _MOST_S = 0.5, 30.0
+_LEAST_S, _MOST_S = 1.0, 30.0
 """A window has about a thousand beats, within bounds."""
 
 

@@ -105,7 +105,7 @@ class InsideSession:
 
     def _run(self) -> Ending:
         found = check_accelerator(self._order.accelerator, self._place.platform)
-        self._note(accelerator={**self._marker.accelerator, "found": found})
+        self._note(accelerator={**self._marker.accelerator, "found": found or None})
         roots = self._input_roots()
         brought = self._scratch / "mirrored"
         resumed = await_expected(
@@ -152,6 +152,7 @@ class InsideSession:
             limits=Limits(window=self._order.window_s),
             root=self._working / "perdure",
             inputs=tuple(roots),
+            lead_s=self._order.margin_s / 2,
         )
 
     def _session_environment(self) -> dict[str, str]:
