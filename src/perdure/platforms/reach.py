@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import site
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from perdure.core.errors import ConfigError, PlatformError
 from perdure.platforms.protocol import Pace, Platform
+
+_NOT_THERE = ("NO_PROXY", "KAGGLE_API_TOKEN", "KAGGLE_CONFIG_DIR", "XDG_CONFIG_HOME")
 
 PLATFORMS = ("kaggle", "local", "emulator")
 
@@ -59,10 +62,10 @@ def _emulator(place: Mapping[str, Any], environment: dict[str, str]) -> Platform
             f"the emulator of {folder} cannot be reached: {path} does not tell how",
             hint=f"start it: python -m perdure.testing.kaggle --folder {folder}",
         ) from error
-    # its address is a proxy's: a list of exceptions that names localhost would lead past it
-    kept = {
-        name: value for name, value in environment.items() if name.lower() not in ("no_proxy", "kaggle_api_token")
-    }
+    # Its address is a proxy's: a list of exceptions that names localhost would lead past it. And no credentials of
+    # the user's may get there: their files are looked for below another home.
+    kept = {name: value for name, value in environment.items() if name.upper() not in _NOT_THERE}
+    own |= {"HOME": str(folder / "client"), "PYTHONUSERBASE": site.getuserbase()}
     known = {"pace": told.get("pace") or {}, "window_s": told.get("window_s")}
     return _kaggle("emulator", {**known, **place}, kept | own)
 

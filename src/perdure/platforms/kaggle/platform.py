@@ -24,7 +24,7 @@ from perdure.core.errors import (
 from perdure.platforms.kaggle.accelerators import ACCELERATORS, accelerator
 from perdure.platforms.kaggle.client import Client
 from perdure.platforms.kaggle.credentials import LOG_IN
-from perdure.platforms.kaggle.datasets import code_dataset
+from perdure.platforms.kaggle.datasets import code_dataset, dataset_text
 from perdure.platforms.kaggle.logs import events_of, lines_of, session_number
 from perdure.platforms.kaggle.metadata import check_submission, kernel_metadata, write_kernel
 from perdure.platforms.kaggle.outputs import fetch_files, output_files, split_ref, versioned
@@ -197,12 +197,14 @@ class KagglePlatform:
             )
             lines = lines_of(events_of(said["log"])) if said["log"] else ()
             return Log(lines, complete=bool(lines))
+        quiet_s = min(QUIET_S, max(0.5, self._pace.poll_s))
         said = self.client.call(
             "log",
             handle.ref,
-            limit_s=LOG_LIMIT_S + QUIET_S,
+            limit_s=LOG_LIMIT_S + quiet_s,
+            most_s=LOG_LIMIT_S,
             ref=versioned(handle),
-            quiet_s=QUIET_S,
+            quiet_s=quiet_s,
         )
         return Log(lines_of(said["events"]), complete=False)
 
@@ -215,6 +217,19 @@ class KagglePlatform:
     ) -> tuple[Path, ...]:
         """Bring files of its output to ``folder``; see ``outputs.fetch_files``."""
         return fetch_files(self.client, handle, names, folder, progress)
+
+    def dataset_text(self, dataset: str, name: str) -> str:
+        """A small text file of a data set.
+
+        Args:
+            dataset: ``owner/slug``.
+            name: Name of the file.
+
+        Raises:
+            NotThereError: There is none.
+            TransientPlatformError: A version of the data set is being processed.
+        """
+        return dataset_text(self.client, dataset, name)
 
     def stop(self, handle: Handle, *, now: bool) -> Stopping:
         """Ask it to end.
@@ -272,6 +287,7 @@ class KagglePlatform:
             raise refusal(said["error"], what)
         handle = Handle(self._name, _ref(said, what), int(said["version_number"] or 0), said["url"])
         self._check_sources(handle, said["invalid"], code)
+        self._check_alone(handle)
         return handle
 
     def _check_sources(self, handle: Handle, invalid: Mapping[str, Sequence[str]], code: str) -> None:
@@ -290,6 +306,21 @@ class KagglePlatform:
             code="sources",
             hint="check the names, that this account may see them, and that a competition's rules are accepted",
         )
+
+    def _check_alone(self, handle: Handle) -> None:
+        """A push that was carried out twice makes two versions, and both run."""
+        owner, slug = split_ref(handle)
+        try:
+            newest = int(self.client.call("kernel", handle.ref, owner=owner, slug=slug)["version"] or 0)
+        except PlatformError:  # cannot be seen yet: then it cannot be told
+            newest = handle.version
+        if max(newest, handle.version) <= 1:
+            return
+        what = f"{handle.ref}: Kaggle started it {newest} times"
+        stopped = self._delete(handle.ref)
+        if not stopped.done:
+            raise UncertainError(f"{what}; {stopped.what}", hint="look at it before anything else is submitted")
+        raise TransientPlatformError(f"{what}; all were ended, and it was deleted", hint="try again")
 
     def _observe(self, ref: str) -> Observation:
         try:

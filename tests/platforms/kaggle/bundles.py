@@ -1,0 +1,28 @@
+"""Bundles for sessions that do what their order says."""
+
+import io
+import random
+import tarfile
+
+PROGRAM = """
+import json, sys
+exec(json.load(open(sys.argv[1]))["do"])
+"""
+
+
+def pack(path, more_bytes=0):
+    """A bundle in which the relay's part of a session just does what the order says."""
+    files = {
+        "library/perdure/__init__.py": b"",
+        "library/perdure/relay/__init__.py": b"",
+        "library/perdure/relay/inside/__init__.py": b"",
+        "library/perdure/relay/inside/__main__.py": PROGRAM.encode(),
+    }
+    if more_bytes:
+        files["project/data.bin"] = random.Random(0).randbytes(more_bytes)
+    with tarfile.open(path, "w:xz") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
