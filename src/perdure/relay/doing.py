@@ -26,6 +26,7 @@ from perdure.relay.handover import Collector
 from perdure.relay.hours import retry_s
 from perdure.relay.inside.order import session_order
 from perdure.relay.lease import Lease
+from perdure.relay.mirrored import mirror_datasets, with_mirror
 from perdure.relay.notices import notice_of
 from perdure.relay.plan import plan
 from perdure.relay.records import Relay, Stop
@@ -230,6 +231,9 @@ class Tick:
         found = self._collect_session(
             self._platform, session.handle, relay.id, session.number, folder, self._now_s, ended_s
         )
+        if found is not None:
+            late = self._now_s - ended_s >= self._platform.pace.lag_s
+            found = with_mirror(self._platform, relay, session, found, late=late)
         if found is None:
             self._seen = replace(self._seen, lagging=self._seen.lagging | {action.number})
         else:
@@ -270,7 +274,7 @@ class Tick:
     def _submission(self, relay: Relay, number: int) -> Submission:
         session, order = changes.session_at(relay, number), relay.order
         accelerator = self._accelerator(session.accelerator)
-        numbers = sorted({source.session for source in relay.standing.runs})
+        numbers = sorted({source.session for source in relay.standing.runs if not source.stand.mirrored})
         handles = [changes.session_at(relay, each).handle for each in numbers]
         return Submission(
             slug=session.slug,
@@ -280,7 +284,7 @@ class Tick:
             window_s=session.window_s,
             internet=order.internet,
             sessions=tuple(handle for handle in handles if handle is not None),
-            datasets=order.datasets,
+            datasets=(*order.datasets, *mirror_datasets(relay)),
             competitions=order.competitions,
             models=order.models,
         )

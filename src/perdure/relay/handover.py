@@ -37,6 +37,7 @@ class Collected:
         ended_s: When it says that it ended; None if it does not say.
         tail: Last lines of its log; empty where it ended well.
         files: Names of the files that were brought, below the folder.
+        whole: Whether all that it told of came; False too where it could not say what there is.
     """
 
     outcome: Outcome
@@ -47,6 +48,7 @@ class Collected:
     ended_s: float | None = None
     tail: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    whole: bool = True
 
 
 class Collector(Protocol):
@@ -102,7 +104,7 @@ def collect(
     if marker is None:
         return _nothing(platform, handle, folder, problem) if late_s >= lag_s else None
     if (marker.relay, marker.session) != (relay_id, number):
-        return Collected("no-output", _stranger(marker, relay_id, number))
+        return Collected("no-output", _stranger(marker, relay_id, number), whole=False)
     judged = judge_runs(bring, marker)
     if any(each.problems for each in judged) and late_s < lag_s:
         return None
@@ -130,6 +132,7 @@ def _nothing(platform: Platform, handle: Handle, folder: Path, problem: str) -> 
         "no-output",
         f"it left no output that says whose it is ({_ending(seen)}{why})",
         tail=keep_log(platform, handle, folder)[-TAIL_LINES:] or (problem,),
+        whole=False,
     )
 
 
@@ -155,6 +158,7 @@ def _collected(marker: Marker, judged: Sequence[Judged], seen: Observation, ende
         accelerator_s=_accelerator_s(marker, ended_s),
         started_s=marker.started_s or None,
         ended_s=marker.ended_s,
+        whole=marker.is_over and not problems,
     )
 
 
