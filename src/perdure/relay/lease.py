@@ -71,7 +71,7 @@ class Lease:
             me = this_process()
             self._store.run(
                 "INSERT OR REPLACE INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (self._relay_id, self._token, me.pid, me.process_s, me.machine, me.host, now_s + TERM_S),
+                *(self._relay_id, self._token, me.pid, me.process_s, me.machine, me.host, now_s + TERM_S),
             )
         self._renewed_s = now_s
         return None
@@ -86,19 +86,19 @@ class Lease:
             return True
         done = self._store.run(
             "UPDATE leases SET until_s = ? WHERE relay = ? AND holder = ?",
-            (now_s + TERM_S, self._relay_id, self._token),
+            now_s + TERM_S,
+            self._relay_id,
+            self._token,
         )
         self._renewed_s = now_s
         return done.rowcount == 1
 
     def release(self) -> None:
         """Give it back; does nothing where it is held by another process."""
-        self._store.run("DELETE FROM leases WHERE relay = ? AND holder = ?", (self._relay_id, self._token))
+        self._store.run("DELETE FROM leases WHERE relay = ? AND holder = ?", self._relay_id, self._token)
 
     def _row(self) -> sqlite3.Row | None:
-        row: sqlite3.Row | None = self._store.run(
-            "SELECT * FROM leases WHERE relay = ?", (self._relay_id,)
-        ).fetchone()
+        row: sqlite3.Row | None = self._store.run("SELECT * FROM leases WHERE relay = ?", self._relay_id).fetchone()
         return row
 
 

@@ -1,8 +1,8 @@
 """The database of all relays of this machine.
 
 What was written is on disk before a call returns. Whoever writes names the revision that he has read: a relay that
-another process has changed since is not overwritten. Every call may raise ``StoreError``. A ``Store`` belongs to the
-thread that opened it.
+another process has changed since is not overwritten. Every call may raise ``StoreError``. A ``Store`` belongs to
+the thread that opened it.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Store:
         """Execute one statement."""
         try:
             return self.connection.execute(statement, values)
-        except sqlite3.IntegrityError:
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
             raise
         except sqlite3.Error as error:  # the disk is full, say
             raise StoreError(
