@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 
 import pytest
 import typer
@@ -45,6 +46,7 @@ COMMANDS = {
     "doctor": {"--require", "--json"},
     "run": {"--window", "--disk", "--root", "--input", "--carry", "--resume-with"},
     "rehearse": {"--window", "--kills", "--disk", "--seed", "--sessions-max", "--work", "--json"},
+    "quota": {"--on", "--json"},
     "status": {"--root", "--require", "--json"},
     "checkpoints": {"--root", "--json"},
     "verify": {"--root", "--json"},
@@ -53,6 +55,17 @@ COMMANDS = {
         "--root", "--json",
     },
     "check-model": {"--example", "--input-shape", "--trust", "--all", "--json"},
+    "relay start": {
+        "--on", "--name", "--accelerator", "--window", "--expect", "--project", "--env", "--dataset", "--competition",
+        "--model", "--internet", "--when-exhausted", "--mirror", "--notify", "--out", "--detach", "--dry-run",
+    },
+    "relay status": {"--json"},
+    "relay watch": {"--once"},
+    "relay logs": {"--session", "--follow"},
+    "relay stop": {"--now"},
+    "relay resume": set(),
+    "relay list": {"--json"},
+    "relay fetch": {"--tensors", "--out"},
 }  # fmt: skip
 
 
@@ -96,8 +109,17 @@ def test_every_public_name_has_a_docstring() -> None:
         assert inspect.getdoc(value), name
 
 
+def flat(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """Each command with its whole name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from flat(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
 def test_every_command_and_flag_is_pinned() -> None:
-    commands = typer.main.get_command(app).commands
+    commands = dict(flat(typer.main.get_command(app)))
     assert list(commands) == list(COMMANDS)
     for name, command in commands.items():
         flags = {flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")}

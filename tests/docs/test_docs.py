@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,18 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert [name for name in names if name not in page] == []
 
 
+def flat(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """Each command with its whole name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from flat(command, f"{before}{name} ")
+        else:
+            yield before + name, command
+
+
 def test_every_command_and_flag_is_in_the_reference() -> None:
     page = (REPOSITORY / "docs/reference/cli.md").read_text()
-    for name, command in typer.main.get_command(app).commands.items():
+    for name, command in flat(typer.main.get_command(app)):
         section = page.partition(f"## perdure {name}\n")[2].partition("\n## ")[0]
         flags = [flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")]
         assert [flag for flag in flags if f"`{flag}" not in section] == [], name

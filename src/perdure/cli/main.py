@@ -17,7 +17,9 @@ from perdure.cli.demo import demo_command
 from perdure.cli.doctor import doctor_command
 from perdure.cli.export import export_command
 from perdure.cli.output import complain
+from perdure.cli.quota import quota_command
 from perdure.cli.rehearse import rehearse_command
+from perdure.cli.relay import relay_app
 from perdure.cli.run import run_command
 from perdure.cli.status import status_command
 from perdure.cli.verify import verify_command
@@ -55,6 +57,8 @@ app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
 app.command("run")(run_command)
 app.command("rehearse", short_help="The platform in small: kills, windows, a verdict.")(rehearse_command)
+app.add_typer(relay_app)
+app.command("quota", short_help="Accelerator hours: used, left, when they refresh.")(quota_command)
 app.command("status")(status_command)
 app.command("checkpoints")(checkpoints_command)
 app.command("verify")(verify_command)

@@ -22,17 +22,24 @@ STYLES = {
     "damaged": "red",
     "ok": "green",
     "identical": "green",
+    "active": "cyan",
+    "waiting": "yellow",
+    "needs-you": "red",
 }
 """Colours of words of state; the words say it all without them. Rich drops them in a pipe and under NO_COLOR."""
 
 
 def say(line: str, *, styles: bool = True) -> None:
     """One line of data for people, on stdout, never wrapped."""
+    Console(highlight=False, soft_wrap=True).print(styled(line) if styles else Text(line))
+
+
+def styled(line: str) -> Text:
+    """A line with its words of state in their colours."""
     text = Text(line)
-    if styles:
-        for word, style in STYLES.items():
-            text.highlight_regex(rf"\b{word}\b", style)
-    Console(highlight=False, soft_wrap=True).print(text)
+    for word, style in STYLES.items():
+        text.highlight_regex(rf"\b{word}\b", style)
+    return text
 
 
 def note(line: str) -> None:

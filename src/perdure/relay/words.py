@@ -35,6 +35,8 @@ def moment(at_s: float, now_s: float, zone: tzinfo | None = None) -> str:
 
 def hours(seconds: float) -> str:
     """Hours as quotas are counted: ``"38.5 h"``; minutes and seconds where it is less than one."""
+    if seconds < 1:
+        return "0 h"
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else format_duration(float(round(seconds)))
 
 

@@ -1,0 +1,182 @@
+"""``perdure relay watch``: drives relays, and shows them while they run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from typing import Annotated, Any, Protocol
+
+import typer
+
+from perdure.cli.output import note, say, styled
+from perdure.cli.reached import OVER, driver_of, leave, page_of, pick
+from perdure.cli.relay_page import lines, short_line
+from perdure.relay.driving import Driver, changes
+from perdure.relay.home import find_home
+from perdure.relay.records import Relay
+from perdure.relay.store import Store
+
+ONCE_S = 120.0
+"""How long ``--once`` may go on while there is always more to do at once."""
+
+LINE_EVERY_POLLS = 5
+"""Outside of a terminal, a line about the training comes once in so many looks."""
+
+Name = Annotated[
+    str | None, typer.Argument(metavar="[NAME]", help="Name of a relay; the one that goes on.", show_default=False)
+]
+
+
+def watch_command(
+    name: Name = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Do what is due, say how it stands, and end: for cron.")
+    ] = False,
+) -> None:
+    """Drive a relay and show it. Exit code 1 if it needs you.
+
+    Sessions run without this machine; it is needed for the step from one to the next. Without a name, --once does
+    what is due for all relays.
+    """
+    with Store(find_home()) as store:
+        if not once:
+            raise typer.Exit(follow(store, [pick(store, name)]))
+        relays = [store.find(name)] if name else [relay for relay in store.relays() if relay.state not in OVER]
+        raise typer.Exit(max([_once(store, relay) for relay in relays], default=0))
+
+
+def follow(store: Store, relays: Sequence[Relay]) -> int:
+    """Drive relays to their ends, and show them.
+
+    Returns:
+        The exit code: 1 if one of them needs its user.
+    """
+    with ExitStack() as stack:
+        drivers = [stack.enter_context(driver_of(store, relay)) for relay in relays]
+        try:
+            with _screen() as screen:
+                _drive(drivers, screen)
+        except KeyboardInterrupt:
+            _say_how_to_come_back(drivers)
+            raise
+        ended = [driver.relay for driver in drivers]
+    for relay in ended:
+        leave(store, relay.order.platform, relay.order.place)
+    return max(_exit_code(relay) for relay in ended)
+
+
+class Screen(Protocol):
+    """Where relays are shown."""
+
+    def show(self, drivers: Sequence[Driver]) -> None:
+        """Show how they stand now."""
+
+
+def _drive(drivers: Sequence[Driver], screen: Screen) -> None:
+    screen.show(drivers)
+    while going := [driver for driver in drivers if driver.wake_s is not None]:
+        for driver in going:
+            if driver.wake_s is not None and driver.wake_s <= time.time():
+                driver.step()
+                screen.show(drivers)
+        _sleep(going, drivers, screen)
+
+
+def _sleep(going: Sequence[Driver], drivers: Sequence[Driver], screen: Screen) -> None:
+    """Until the first of them has something to do; a clock on the screen goes on."""
+    while (wakes := [driver.wake_s for driver in going if driver.wake_s is not None]) and min(wakes) > time.time():
+        # the wall clock is asked again and again: a laptop may sleep in between
+        time.sleep(min(1.0, max(0.01, min(wakes) - time.time())))
+        screen.show(drivers)
+
+
+def _once(store: Store, relay: Relay) -> int:
+    with driver_of(store, relay) as driver:
+        until_s = time.monotonic() + ONCE_S
+        before = relay
+        while True:
+            driver.step()
+            for told in changes(before, before := driver.relay):
+                say(f"{relay.order.name}: {told}")
+            if driver.wake_s is None or driver.wake_s > time.time() or time.monotonic() > until_s:
+                break
+        say(short_line(page_of(store, driver.relay, driver.glance)))
+        return _exit_code(driver.relay)
+
+
+@contextmanager
+def _screen() -> Iterator[Screen]:
+    if not sys.stdout.isatty():
+        yield _Plain()
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(highlight=False), auto_refresh=False, transient=False) as live:
+        yield _Terminal(live)
+
+
+class _Terminal:
+    """A page that is drawn over itself."""
+
+    def __init__(self, live: Any) -> None:
+        self._live = live
+
+    def show(self, drivers: Sequence[Driver]) -> None:
+        pages = [lines(page_of(driver.store, driver.relay, driver.glance)) for driver in drivers]
+        foot = ["", "Ctrl-C leaves it running."] if any(driver.wake_s is not None for driver in drivers) else []
+        self._live.update(styled("\n".join([*"\n\n".join("\n".join(page) for page in pages).splitlines(), *foot])))
+        self._live.refresh()
+
+
+class _Plain:
+    """Lines, one after the other: what has happened, and now and then how it stands."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Relay] = {}
+        self._said: dict[str, tuple[float, str]] = {}
+
+    def show(self, drivers: Sequence[Driver]) -> None:
+        for driver in drivers:
+            relay = driver.relay
+            known = self._before.get(relay.id)
+            if known is not None and known.revision == relay.revision and not self._is_due(driver):
+                continue
+            for told in changes(known, relay):
+                _say_at(f"{relay.order.name}: {told}")
+            self._before[relay.id] = relay
+            self._stand(driver, relay)
+
+    def _is_due(self, driver: Driver) -> bool:
+        said_s, _ = self._said.get(driver.relay_id, (-1e9, ""))
+        return time.monotonic() - said_s >= max(2.0, LINE_EVERY_POLLS * driver.platform.pace.poll_s)
+
+    def _stand(self, driver: Driver, relay: Relay) -> None:
+        line = short_line(page_of(driver.store, relay, driver.glance))
+        if self._is_due(driver) and line != self._said.get(relay.id, (0.0, ""))[1]:
+            _say_at(line)
+            self._said[relay.id] = (time.monotonic(), line)
+
+
+def _say_at(text: str) -> None:
+    now = datetime.now().astimezone()
+    say(f"{now:%H:%M:%S} {now.tzname()}  {text}")
+    sys.stdout.flush()
+
+
+def _say_how_to_come_back(drivers: Sequence[Driver]) -> None:
+    for driver in drivers:
+        relay = driver.relay
+        if relay.state in OVER:
+            continue
+        running = next((session.number for session in relay.sessions if session.is_open), None)
+        goes_on = f"session {running} goes on without this machine" if running else "no session runs"
+        note(f"{relay.order.name}: {goes_on}; the next one begins when you come back:")
+        note(f"  perdure relay watch {relay.order.name}")
+
+
+def _exit_code(relay: Relay) -> int:
+    return 1 if relay.state == "needs-you" else 0
