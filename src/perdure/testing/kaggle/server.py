@@ -157,19 +157,20 @@ class _Handler(BaseHTTPRequestHandler):
         token = urlsplit(self.path).path.rpartition("/")[2]
         headers = {name.lower(): value for name, value in self.headers.items()}
         fault = self.server.routes.board.fault("upload", "before")
-        if fault is not None and fault.what == "cut":
-            self._take_part(token, headers, fault.after_bytes)
         if fault is not None:
-            if fault.what == "error":
-                for _ in self._body():  # or the client would still be writing
-                    pass
+            if fault.what in ("cut", "error"):
+                self._take_part(token, headers, fault)
             self._suffer(fault)
         self._answer(lambda: self.server.routes.upload(token, headers, self._body()), faults=False)
 
-    def _take_part(self, token: str, headers: dict[str, str], size: int) -> None:
-        """Keep the first bytes of an upload, and then be gone."""
-        first = self.rfile.read(min(size, int(headers.get("content-length", "0"))))
+    def _take_part(self, token: str, headers: dict[str, str], fault: Fault) -> None:
+        """Keep the first bytes of an upload, and no more."""
+        size = int(headers.get("content-length", "0"))
+        first = self.rfile.read(min(fault.after_bytes, size))
         self.server.routes.upload(token, headers, iter([first]))
+        left = size - len(first)
+        while fault.what == "error" and left > 0:  # or the client would still be writing when it is answered
+            left -= len(self.rfile.read(min(_BLOCK, left)) or bytes(left))
 
     def _answer(self, act: Callable[[], Answer], *, faults: bool = True) -> None:
         """Carry a call out, with what goes wrong before it, in it and after it."""

@@ -30,7 +30,7 @@ class Fault:
         status: Of the answer.
         retry_after: Header of the answer: seconds or an HTTP date; empty for none.
         stall_s: Seconds without an answer; then the connection is closed.
-        after_bytes: Where a file is cut.
+        after_bytes: Where a file is cut; how much of an upload is kept when it fails.
         skip: Calls that go well first.
         times: How often it goes wrong then; 0 for ever.
     """
