@@ -12,7 +12,7 @@ from typing import Any
 LIVE = "@perdure "
 """Begins a line in which a session of the relay says how it stands, as JSON."""
 
-SESSION_KEY = "kaggle_session"
+SESSION_KEY = "platform_session"
 """Where it says what Kaggle calls it: a number in ``KAGGLE_CONTAINER_NAME`` (public projects; not tried here)."""
 
 
