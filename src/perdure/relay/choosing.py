@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from perdure.checkpoint.manifest import Manifest, load_manifest
 from perdure.core.errors import CheckpointError, CorruptError, RelayError
 from perdure.platforms.protocol import Platform
 from perdure.relay.bringing import Bringer
 from perdure.relay.inside.marker import MARKER
+from perdure.relay.inside.order import mirror_slug
 from perdure.relay.listing import ListedCheckpoint, Listing
+from perdure.relay.mirrored import KAGGLE, MirrorOutput
 from perdure.relay.records import Outcome, Relay, RunSource, SessionRecord
 
 _LEFT: tuple[Outcome, ...] = ("finished", "paused", "failed", "killed")
@@ -59,7 +62,7 @@ def sources_of(relay: Relay) -> tuple[SessionRecord, ...]:
     Raises:
         RelayError: No session has left anything yet.
     """
-    numbers = {source.session for source in relay.standing.runs}
+    numbers = {source.session for source in relay.standing.runs if not source.stand.mirrored}
     left = [record.number for record in relay.sessions if record.outcome in _LEFT]
     numbers |= {max(left)} if left else set()
     found = tuple(each for each in relay.sessions if each.number in numbers and each.handle)
@@ -92,7 +95,7 @@ def choose(platform: Platform, relay: Relay, folder: Path, *, tensors: bool) -> 
         names.update(dict.fromkeys(_plain_files(bring.listing), bring))
     checkpoints: list[Kept] = []
     for source in relay.standing.runs if tensors else ():
-        bring = brings[source.session]
+        bring = _from_mirror(relay, source, folder) if source.stand.mirrored else brings[source.session]
         for kept, files in _checkpoints(bring, source):
             checkpoints.append(kept)
             names.update(dict.fromkeys(files, bring))
@@ -102,6 +105,19 @@ def choose(platform: Platform, relay: Relay, folder: Path, *, tensors: bool) -> 
 def _bringer(platform: Platform, record: SessionRecord, folder: Path) -> Bringer:
     assert record.handle is not None  # sources_of
     return Bringer(platform, record.handle, Listing.of(platform.files(record.handle)), folder)
+
+
+def _from_mirror(relay: Relay, source: RunSource, folder: Path) -> Bringer:
+    """A run whose newest checkpoint no session has handed over."""
+    record = next(each for each in relay.sessions if each.number == source.session)
+    assert record.handle is not None  # it was collected
+    if relay.order.mirror == KAGGLE:
+        raise RelayError(
+            f"the newest checkpoint of {source.stand.name} lies in the data set {mirror_slug(relay.id)} only",
+            hint="let the relay go on: its next session brings it home; or fetch without --tensors",
+        )
+    mirror = cast(Platform, MirrorOutput(relay.order.mirror, relay.id))
+    return Bringer(mirror, record.handle, Listing.of(mirror.files(record.handle)), folder)
 
 
 def _plain_files(listing: Listing) -> Iterator[str]:

@@ -232,8 +232,7 @@ class Tick:
             self._platform, session.handle, relay.id, session.number, folder, self._now_s, ended_s
         )
         if found is not None:
-            late = self._now_s - ended_s >= self._platform.pace.lag_s
-            found = with_mirror(self._platform, relay, session, found, late=late)
+            found = with_mirror(self._platform, relay, session, found, self._now_s - ended_s)
         if found is None:
             self._seen = replace(self._seen, lagging=self._seen.lagging | {action.number})
         else:

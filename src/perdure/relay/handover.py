@@ -19,7 +19,7 @@ from perdure.relay.stands import Judged, judge_runs
 TAIL_LINES = 40
 """How much of a log is kept with a session that did not end well."""
 
-_GIVE_UP_LAGS = 4
+GIVE_UP_LAGS = 4
 """So many times ``pace.lag_s`` after the end, a file that is listed and still fails to come counts as not there."""
 
 
@@ -98,7 +98,7 @@ def collect(
     late_s, lag_s = now_s - ended_s, platform.pace.lag_s
     folder.mkdir(parents=True, exist_ok=True)
     listing = Listing.of(platform.files(handle))
-    bring = Bringer(platform, handle, listing, folder, give_up=late_s >= _GIVE_UP_LAGS * lag_s)
+    bring = Bringer(platform, handle, listing, folder, give_up=late_s >= GIVE_UP_LAGS * lag_s)
     bring.bring([MARKER])
     marker, problem = _marker(folder)
     if marker is None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.checkpoint.manifest import load_manifest
 from perdure.core.errors import CheckpointError, NotThereError, PerdureError, TransientPlatformError
-from perdure.platforms.protocol import DataSets, Platform
-from perdure.relay.handover import Collected
+from perdure.platforms.protocol import DataSets, Handle, OutputFile, Platform, Progress
+from perdure.relay.handover import GIVE_UP_LAGS, Collected
 from perdure.relay.inside.mirror import without_password
 from perdure.relay.inside.mirror_kaggle import DESCRIPTION
 from perdure.relay.inside.order import mirror_slug
@@ -22,6 +22,8 @@ LIMIT_S = 60.0
 """How long a mirror may take to answer."""
 
 KAGGLE = "kaggle"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Mirrored:
 
 
 def with_mirror(
-    platform: Platform, relay: Relay, session: SessionRecord, found: Collected, *, late: bool
+    platform: Platform, relay: Relay, session: SessionRecord, found: Collected, late_s: float
 ) -> Collected | None:
     """What a session came to, its mirror included. The mirror is asked only where the output did not come whole.
 
@@ -51,7 +53,8 @@ def with_mirror(
         relay: Its relay.
         session: The session.
         found: What its output tells.
-        late: Whether to go on without the mirror if it cannot be read.
+        late_s: Seconds since its end. A mirror that cannot be read is asked again for some times ``pace.lag_s``:
+            hours of work may lie in it.
 
     Returns:
         ``found``, with runs that got further in the mirror; None to ask again later.
@@ -61,7 +64,9 @@ def with_mirror(
     try:
         there = held(platform, relay, session.handle.ref.partition("/")[0])
     except PerdureError as error:
-        return replace(found, reason=f"{found.reason}; the mirror cannot be read: {error.what}") if late else None
+        if late_s < GIVE_UP_LAGS * platform.pace.lag_s:
+            return None
+        return replace(found, reason=f"{found.reason}; the mirror cannot be read: {error.what}")
     further = [each for each in there if each.step > _best(relay, found, each.run)]
     if not further:
         return found
@@ -98,7 +103,7 @@ def held(platform: Platform, relay: Relay, owner: str) -> tuple[Mirrored, ...]:
     return within(LIMIT_S, shown, lambda: tuple(_in_folder(relay.order.mirror, relay.id)))
 
 
-def within(limit_s: float, what: str, ask: Callable[[], tuple[Mirrored, ...]]) -> tuple[Mirrored, ...]:
+def within(limit_s: float, what: str, ask: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
     """The answer of a question that may hang or fail in any way.
 
     Raises:
@@ -123,6 +128,61 @@ def within(limit_s: float, what: str, ask: Callable[[], tuple[Mirrored, ...]]) -
     return tuple(answer[0])
 
 
+class MirrorOutput:
+    """A mirror below an address, read as the output of a session is.
+
+    Args:
+        url: The address.
+        relay_id: Whose checkpoints.
+    """
+
+    def __init__(self, url: str, relay_id: str) -> None:
+        self._url, self._relay_id = url, relay_id
+
+    def files(self, handle: Handle) -> tuple[OutputFile, ...]:
+        """All files of it.
+
+        Raises:
+            TransientPlatformError: It cannot be read now.
+        """
+
+        def ask() -> tuple[OutputFile, ...]:
+            files, base = _open(self._url, self._relay_id)
+            found = files.find(base, detail=True)
+            return tuple(
+                OutputFile(str(path)[len(base) + 1 :], int(about["size"])) for path, about in found.items()
+            )
+
+        return within(LIMIT_S, without_password(self._url), ask)
+
+    def fetch(
+        self, handle: Handle, names: Sequence[str], folder: Path, progress: Progress | None = None
+    ) -> tuple[Path, ...]:
+        """Bring files of it; one that is cut off begins anew.
+
+        Raises:
+            TransientPlatformError: It cannot be read now.
+        """
+        files, base = _open(self._url, self._relay_id)
+        for name in names:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(path.name + ".part")
+            try:
+                files.get_file(f"{base}/{name}", str(part))
+            except Exception as error:
+                raise TransientPlatformError(f"{without_password(self._url)}: {name}: {error}") from error
+            part.replace(path)
+        return tuple(folder / name for name in names)
+
+
+def _open(url: str, relay_id: str) -> tuple[Any, str]:
+    import fsspec
+
+    files, root = fsspec.core.url_to_fs(url)
+    return files, f"{str(root).rstrip('/')}/{relay_id}"
+
+
 def _in_data_set(platform: Platform, dataset: str) -> tuple[Mirrored, ...]:
     """By the description that every version of it holds."""
     if not isinstance(platform, DataSets):
@@ -138,10 +198,7 @@ def _in_data_set(platform: Platform, dataset: str) -> tuple[Mirrored, ...]:
 
 def _in_folder(url: str, relay_id: str) -> Iterator[Mirrored]:
     """By the manifests, which are written last, and the sizes of the files that they name."""
-    import fsspec
-
-    files, root = fsspec.core.url_to_fs(url)
-    base = f"{str(root).rstrip('/')}/{relay_id}"
+    files, base = _open(url, relay_id)
     for run in _names(files, base):
         found = [
             each for name in _names(files, f"{base}/{run}/checkpoints") if (each := _whole(files, base, run, name))
