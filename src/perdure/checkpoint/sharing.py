@@ -52,7 +52,8 @@ def plan_save(hashed: Sequence[Hashed], base: Manifest | None) -> Plan:
     moving = [item for item in rest if item.buffer.name not in apart]
     new = tuple(plan_file(items) for items in (moving, still) if items)
     written = {entry.name: entry for file in new for entry in file.entries}
-    entries = tuple((shared | written)[item.buffer.name] for item in hashed)
+    places = shared | written
+    entries = tuple(places[item.buffer.name] for item in hashed)
     files = {entry.file: base.files[entry.file] for entry in shared.values()} if base else {}
     return Plan(entries, files | {file.file: file.nbytes for file in new}, new)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,21 +35,17 @@ class LoaderBook:
 
     def begin(self) -> None:
         """The loop begins: note which loaders there are, and how their generators begin."""
-        kinds: dict[type, bool] = {}
-        for value in gc.get_objects():
-            kind = type(value)  # and never isinstance: that would ask strange objects for their __class__
-            if kind not in kinds:
-                kinds[kind] = _makes_loaders(kind)
-            if kinds[kind]:
-                if issubclass(kind, tud.DataLoader) and is_own_copy(value):
-                    continue  # else each run would copy those of all runs before it that are still referred to
-                try:
-                    self._existing[id(value)] = weakref.ref(value)
-                except TypeError:  # cannot be referred to weakly
-                    continue
-                if issubclass(kind, tud.DataLoader):
-                    source = make_source(value, is_tracked=lambda _: False)
-                    self._loaders.append((source, _fingerprint(source)))
+        for value in _alive(_makes_loaders):
+            is_loader = issubclass(type(value), tud.DataLoader)
+            if is_loader and is_own_copy(value):
+                continue  # else each run would copy those of all runs before it that are still referred to
+            try:
+                self._existing[id(value)] = weakref.ref(value)
+            except TypeError:  # cannot be referred to weakly
+                continue
+            if is_loader:
+                source = make_source(value, is_tracked=lambda _: False)
+                self._loaders.append((source, _fingerprint(source)))
 
     def iterated_outside(self) -> bool:
         """Whether a loader with persistent workers was iterated by itself, and not through the run.
@@ -150,16 +147,28 @@ def iterators_outside(own: Sequence[object]) -> bool:
     Args:
         own: The iterators of the run's passes.
     """
-    alive = [value for value in gc.get_objects() if issubclass(type(value), _BaseDataLoaderIter)]
+    alive = _alive(lambda kind: issubclass(kind, _BaseDataLoaderIter))
     kept = {id(value) for value in own}  # persistent workers keep the iterator of a pass that is over
-    kept |= {id(getattr(v, "_iterator", None)) for v in gc.get_objects() if issubclass(type(v), tud.DataLoader)}
+    kept |= {
+        id(getattr(loader, "_iterator", None)) for loader in _alive(lambda kind: issubclass(kind, tud.DataLoader))
+    }
     return any(id(value) not in kept for value in alive)
+
+
+def _alive(wanted: Callable[[type], bool]) -> list[Any]:
+    """Objects of wanted types, among hundreds of thousands: the interpreter's own loops do the looking.
+
+    By type, and never isinstance: that would ask strange objects for their ``__class__``.
+    """
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if wanted(kind)}
+    return list(itertools.compress(objects, map(kinds.__contains__, map(type, objects)))) if kinds else []
 
 
 def _makes_loaders(kind: type) -> bool:
     if issubclass(kind, tud.DataLoader):
         return True
-    if "__iter__" not in dir(kind) or issubclass(kind, (type, torch.nn.Module)):
+    if not any("__iter__" in vars(base) for base in kind.__mro__) or issubclass(kind, (type, torch.nn.Module)):
         return False
     return str(kind.__module__).partition(".")[0] not in _BUILTIN
 
