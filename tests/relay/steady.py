@@ -124,8 +124,10 @@ class Stage:
 def stage(
     tmp_path: Path, platform: ScriptedPlatform, clock: FakeClock, goal: int = 1000, **changed: object
 ) -> Stage:
+    tmp_path.mkdir(exist_ok=True)
     home = Home(tmp_path / "home")
     store = Store(home)
+    store.run("PRAGMA synchronous = OFF")  # nothing here loses its power
     (tmp_path / "bundle.tar.xz").write_bytes(b"bundle")
     relay = store.create("0123abcd", order(tmp_path, **changed), clock.time())
     return Stage(home, clock, platform, Judge(platform, clock, goal), store, relay.id)

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,20 @@ def relay_values(relay: Relay) -> dict[str, Any]:
         "tries": relay.tries,
         "stop": relay.stop,
         "told": relay.told,
-        "order_json": _dump({**asdict(relay.order), **{name: str(getattr(relay.order, name)) for name in _PATHS}}),
         "standing_json": _dump(asdict(relay.standing)),
     }
+
+
+def order_text(order: RelayOrder) -> str:
+    """An order as text; it never changes."""
+    return _dump({**asdict(order), **{name: str(getattr(order, name)) for name in _PATHS}})
 
 
 def relay_of(row: sqlite3.Row, sessions: tuple[SessionRecord, ...]) -> Relay:
     """The relay of a row."""
     return Relay(
         id=row["id"],
-        order=_order(json.loads(row["order_json"])),
+        order=_order(row["order_json"]),
         state=row["state"],
         reason=row["reason"],
         revision=row["revision"],
@@ -100,7 +105,9 @@ def session_of(row: sqlite3.Row) -> SessionRecord:
     )
 
 
-def _order(values: Mapping[str, Any]) -> RelayOrder:
+@lru_cache(maxsize=16)  # a driver reads the same one again and again
+def _order(text: str) -> RelayOrder:
+    values = json.loads(text)
     paths = {name: Path(values[name]) for name in _PATHS}
     return RelayOrder(**{**values, **paths, **{name: tuple(values[name]) for name in _TUPLES}})
 

@@ -19,7 +19,7 @@ from perdure.relay.migrations import migrate
 from perdure.relay.notices import Notice
 from perdure.relay.plan import LOOKS_MOST
 from perdure.relay.records import Relay, RelayOrder, SessionRecord
-from perdure.relay.rows import relay_of, relay_values, session_of, session_values
+from perdure.relay.rows import order_text, relay_of, relay_values, session_of, session_values
 
 _BUSY_S = 30.0
 
@@ -83,7 +83,7 @@ class Store:
         relay = Relay(relay_id, order, "active", "about to begin", revision=1, created_s=now_s, wake_s=now_s)
         try:
             with self.transaction():
-                self._insert("relays", {**relay_values(relay), "changed_s": now_s})
+                self._insert("relays", {**relay_values(relay), "order_json": order_text(order), "changed_s": now_s})
         except sqlite3.IntegrityError:
             raise RelayError(
                 f"there is a relay {order.name!r} already",
@@ -212,7 +212,7 @@ class Store:
 
     def _write_relay(self, before: Relay, written: Relay, now_s: float) -> None:
         values = {**relay_values(written), "changed_s": now_s}
-        for fixed in ("id", "name", "order_json", "created_s"):
+        for fixed in ("id", "name", "created_s"):
             del values[fixed]
         columns = ", ".join(f"{name} = ?" for name in values)
         statement = f"UPDATE relays SET {columns} WHERE id = ? AND revision = ?"
