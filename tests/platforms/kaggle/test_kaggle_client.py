@@ -1,9 +1,12 @@
 """The client's process can hang, die or babble: a call still ends, with the right error."""
 
+import json
 import os
+import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from perdure.core.errors import (
@@ -15,6 +18,7 @@ from perdure.core.errors import (
 )
 from perdure.platforms.kaggle import client as module
 from perdure.platforms.kaggle.client import Client
+from perdure.testing.kaggle import Fault
 
 HEAD = """
 import json, os, sys, time
@@ -43,6 +47,13 @@ def scripted(tmp_path, monkeypatch):
     yield make
     for each in made:
         each.close()
+
+
+def wait_gone(pid):
+    end = time.monotonic() + 10
+    while time.monotonic() < end and psutil.pid_exists(pid):
+        time.sleep(0.02)
+    assert not psutil.pid_exists(pid)
 
 
 def starts(tmp_path):
@@ -189,7 +200,28 @@ def test_its_process_ends_with_ours(scripted, tmp_path):
     client = scripted("    answer(answer={'pid': os.getpid()})\n")
     pid = client.call("ask", "x")["pid"]
     client.close()
-    end = time.monotonic() + 10
-    while time.monotonic() < end and os.path.exists(f"/proc/{pid}"):
-        time.sleep(0.02)
-    assert not os.path.exists(f"/proc/{pid}")
+    wait_gone(pid)
+
+
+HELPER = """
+import json, os, sys
+from perdure.platforms.kaggle.client import Client
+from perdure.testing.kaggle import Fault
+client = Client(json.loads(sys.argv[1]))
+client.hello()
+print(client._process._child.pid, flush=True)
+client.call("quota", "x")
+"""
+
+
+def test_its_process_ends_in_the_middle_of_a_call_when_ours_is_killed(emulator):
+    """Otherwise a push of a controller that is dead could arrive when another has given it up."""
+    emulator.switch(faults=(Fault("*", "stall", stall_s=60.0, times=0),))
+    told = json.dumps(dict(os.environ) | emulator.environment())
+    with subprocess.Popen([sys.executable, "-c", HELPER, told], stdout=subprocess.PIPE, text=True) as helper:
+        pid = int(helper.stdout.readline())
+        child = psutil.Process(pid)
+        while not child.net_connections():  # the call is under way
+            time.sleep(0.02)
+        helper.kill()
+    wait_gone(pid)

@@ -153,7 +153,7 @@ def test_where_that_session_cannot_be_ended_nobody_may_think_it_never_began(kagg
 
 def test_a_push_that_started_two_sessions_leaves_none(kaggle, emulator, order):
     emulator.switch(start_twice=1)
-    with pytest.raises(TransientPlatformError, match="2 times"):
+    with pytest.raises(UncertainError, match="2 times"):
         kaggle.submit(order(SLEEP))
     assert [each.deleted for each in emulator.sessions()] == [True, True]
     assert kaggle.find(SLUG) is None

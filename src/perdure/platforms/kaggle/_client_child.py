@@ -13,8 +13,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import queue
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
@@ -29,12 +31,14 @@ class NoLoginError(Exception):
     """There are no credentials, or they are not accepted."""
 
 
-def main() -> int:
-    """Answer until stdin ends."""
+def main() -> None:
+    """Answer until stdin ends; then go at once, also in the middle of a call: nobody waits for it any more."""
     calls, answers = _claim_streams()
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(calls, waiting), daemon=True).start()
     client = Client()
-    for line in calls:
-        call = json.loads(line)
+    while True:
+        call = json.loads(waiting.get())
         READ_S["now"] = float(call["limit_s"])
         try:
             said = {"answer": getattr(client, "do_" + call["method"])(**call["arguments"])}
@@ -42,7 +46,12 @@ def main() -> int:
             said = {"fault": fault_of(error)}
         answers.write(json.dumps(said) + "\n")
         answers.flush()
-    return 0
+
+
+def _read(calls: Any, waiting: queue.SimpleQueue[str]) -> None:
+    for line in calls:
+        waiting.put(line)
+    os._exit(0)
 
 
 def _claim_streams() -> tuple[Any, Any]:
@@ -302,4 +311,4 @@ def _links(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,7 @@ import shutil
 import time
 from pathlib import Path
 
-from perdure.core.errors import NotThereError, RefusedError, TransientPlatformError, UncertainError
+from perdure.core.errors import NotThereError, PlatformError, RefusedError, TransientPlatformError, UncertainError
 from perdure.platforms.kaggle.client import Client
 from perdure.platforms.kaggle.refusals import refusal
 
@@ -79,9 +79,23 @@ def _status(client: Client, ref: str) -> str | None:
 
 
 def _create(client: Client, ref: str, cargo: Path, name: str) -> None:
-    size = cargo.stat().st_size
     # one folder for each bundle, always the same: the client goes on with an upload by its path
     folder = cargo.parent / f".{ref.rpartition('/')[2]}"
+    try:
+        _lay_out(folder, ref, cargo, name)
+        limit_s = 120.0 + cargo.stat().st_size / _UPLOAD_BYTES_PER_S
+    except OSError as error:
+        raise PlatformError(f"cannot prepare the data set {ref} in {folder}: {error.strerror}") from error
+    try:
+        said = client.call("dataset_create", ref, acts=True, limit_s=limit_s, folder=str(folder))
+    except UncertainError:
+        return  # the wait will tell
+    shutil.rmtree(folder, ignore_errors=True)
+    if said["error"] and "already in use" not in said["error"]:
+        raise refusal(said["error"], ref)
+
+
+def _lay_out(folder: Path, ref: str, cargo: Path, name: str) -> None:
     folder.mkdir(exist_ok=True)
     link = folder / name
     link.unlink(missing_ok=True)
@@ -96,14 +110,6 @@ def _create(client: Client, ref: str, cargo: Path, name: str) -> None:
         "keywords": [],
     }
     (folder / "dataset-metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
-    limit_s = 120.0 + size / _UPLOAD_BYTES_PER_S
-    try:
-        said = client.call("dataset_create", ref, acts=True, limit_s=limit_s, folder=str(folder))
-    except UncertainError:
-        return  # the wait will tell
-    shutil.rmtree(folder, ignore_errors=True)
-    if said["error"] and "already in use" not in said["error"]:
-        raise refusal(said["error"], ref)
 
 
 def _wait(client: Client, ref: str, poll_s: float) -> None:

@@ -18,7 +18,6 @@ from perdure.core.errors import (
     NotThereError,
     PlatformError,
     RefusedError,
-    TransientPlatformError,
     UncertainError,
 )
 from perdure.platforms.kaggle.accelerators import ACCELERATORS, accelerator
@@ -155,7 +154,7 @@ class KagglePlatform:
         given = self._accelerator(submission.accelerator)
         check_submission(submission, self._name)
         owner = self.account()
-        data = submission.cargo.read_bytes()
+        data = _read_cargo(submission.cargo)
         digest = hashlib.sha256(data).hexdigest()
         source = build_source(submission.order, data, CARGO_NAME, f"sha256:{digest}")
         if len(source.encode()) <= SOURCE_BYTES:
@@ -269,7 +268,7 @@ class KagglePlatform:
     ) -> Handle:
         most_s = self.window_s(given.name)
         what = f"{owner}/{submission.slug}"
-        with tempfile.TemporaryDirectory(prefix="perdure-push-") as folder:
+        with tempfile.TemporaryDirectory(prefix="perdure-push-", ignore_cleanup_errors=True) as folder:
             write_kernel(Path(folder), kernel_metadata(owner, submission, given, datasets), source)
             try:
                 said = self.client.call(
@@ -299,8 +298,8 @@ class KagglePlatform:
         stopped = self._delete(handle.ref)
         if not stopped.done:
             raise UncertainError(f"{what}; {stopped.what}", hint="look at it before anything else is submitted")
-        if wrong == [code]:
-            raise TransientPlatformError(f"{what}, which was only just made; it was deleted", retry_after_s=15.0)
+        if wrong == [code]:  # it was only just made; the next try will be later
+            raise UncertainError(f"{what}; it was deleted at once", retry_after_s=15.0, hint="try again")
         raise RefusedError(
             f"{what}; it was deleted at once",
             code="sources",
@@ -320,7 +319,7 @@ class KagglePlatform:
         stopped = self._delete(handle.ref)
         if not stopped.done:
             raise UncertainError(f"{what}; {stopped.what}", hint="look at it before anything else is submitted")
-        raise TransientPlatformError(f"{what}; all were ended, and it was deleted", hint="try again")
+        raise UncertainError(f"{what}; it was deleted, which ends all of them", hint="look, then try again")
 
     def _observe(self, ref: str) -> Observation:
         try:
@@ -349,6 +348,13 @@ class KagglePlatform:
         except PlatformError as error:
             return Stopping(False, f"it could not be deleted: {error.what}")
         return Stopping(True, f"{ref} was deleted, and its output with it")
+
+
+def _read_cargo(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PlatformError(f"the bundle {path} cannot be read: {error.strerror}") from error
 
 
 def _ref(said: Mapping[str, Any], asked: str) -> str:
