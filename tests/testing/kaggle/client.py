@@ -28,6 +28,7 @@ def main():
                 "message": str(error),
                 "status": getattr(response, "status_code", None),
                 "text": getattr(response, "text", None),
+                "headers": dict(getattr(response, "headers", None) or {}),
                 "trace": traceback.format_exc(),
             }
         out.write(json.dumps({**answer, "said": said.getvalue()}) + "\n")

@@ -38,6 +38,7 @@ class CallError(Exception):
     def __init__(self, answer):
         super().__init__(f"{answer['error']}: {answer['message']}")
         self.kind, self.status, self.text = answer["error"], answer["status"], answer["text"]
+        self.headers = answer["headers"]
 
 
 class Process:
@@ -104,6 +105,11 @@ class Client:
         code = "result = api.kernels_output(REF, FOLDER, **MORE)[0]"
         return self.call(code, REF=f"emulated-user/{slug}", FOLDER=str(folder), MORE=more)
 
+    def log(self, slug):
+        """What a session that has ended printed, as one text; its records need not be lines."""
+        text = self.call("result = api.kernels_logs(REF)", REF=f"emulated-user/{slug}")
+        return "".join(each["data"] for each in json.loads(text)) if text else ""
+
     def cli(self, *arguments):
         """The command line of the official client."""
         command = [sys.executable, "-m", "kaggle", *arguments]
@@ -130,3 +136,9 @@ def kaggle(tmp_path, process):
     yield start
     for emulator in opened:
         emulator.close()
+
+
+@pytest.fixture
+def client_of(process):
+    """A client for the emulator that an environment leads to."""
+    return lambda environment: Client(process, environment)

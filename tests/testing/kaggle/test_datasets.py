@@ -101,7 +101,7 @@ def test_a_data_set_is_an_input_of_a_session_only_when_it_is_ready(kaggle):
     )
     assert client.push("second-script", source, dataset_sources=[REF]).datasets == []
     client.wait("second-script")
-    assert '"one\\n"' in client.call("result = api.kernels_logs('emulated-user/second-script')")
+    assert client.log("second-script").startswith("one\n")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_competitions_and_models_are_folders_that_were_put_there(kaggle):
     pushed = client.push("first-script", source, competition_sources=["titanic", "other"], model_sources=[model])
     assert (pushed.competitions, pushed.models) == (["other"], [])
     client.wait("first-script")
-    log = client.call("result = api.kernels_logs('emulated-user/first-script')")
+    log = client.log("first-script")
     assert "competitions/titanic" in log
     assert "models/google/gemma" in log
 
@@ -191,7 +191,7 @@ def test_a_session_with_internet_uploads_with_its_own_token_and_attaches_data(ka
     wait(client)
     client.push("first-script", INSIDE, enable_internet=True)
     status_word, _ = client.wait("first-script")
-    log = client.call("result = api.kernels_logs('emulated-user/first-script')")
+    log = client.log("first-script")
     assert status_word == "COMPLETE", log
     assert "GOT one" in log
     folder = emulator.store.dataset_folder(emulator.store.world.datasets["from-inside"], 1)

@@ -39,8 +39,7 @@ def test_the_session_meets_the_environment_of_a_batch_session_and_no_secrets_of_
     source = "import json, os; print(json.dumps(dict(os.environ)))"
     client.push("first-script", source)
     client.wait("first-script")
-    log = json.loads(client.call("result = api.kernels_logs(REF)", REF=REF))
-    seen = json.loads("".join(each["data"] for each in log if each["stream_name"] == "stdout"))
+    seen = json.loads(client.log("first-script").split("[NbConvertApp]")[0])
     (session,) = emulator.sessions()
     assert seen["KAGGLE_KERNEL_RUN_TYPE"] == "Batch"
     assert str(session.id) in seen["KAGGLE_CONTAINER_NAME"]
@@ -61,10 +60,7 @@ for path in pathlib.Path(os.environ["PERDURE_INPUTS"]).rglob("*"):
     pushed = client.push("second-script", source, kernel_sources=[REF, "emulated-user/never-there"])
     assert pushed.kernels == ["emulated-user/never-there"]  # and accepted all the same
     client.wait("second-script")
-    assert "notebooks/emulated-user/first-script/left mine" in client.call("result = api.kernels_logs(R)", R=REF2)
-
-
-REF2 = "emulated-user/second-script"
+    assert "notebooks/emulated-user/first-script/left mine" in client.log("second-script")
 
 
 def test_an_output_is_not_to_be_seen_while_the_session_runs_and_its_log_only_in_the_stream(kaggle):
@@ -73,7 +69,7 @@ def test_an_output_is_not_to_be_seen_while_the_session_runs_and_its_log_only_in_
     client.wait("first-script", ("RUNNING",))
     event = client.call("result = next(api.kernels_logs_stream(REF))", REF=REF)
     assert (event["stream_name"], event["data"]) == ("stdout", "begun\n")
-    assert client.call("result = api.kernels_logs(REF)", REF=REF) == ""
+    assert client.log("first-script") == ""
     assert client.call("result = len(api.kernels_list_files(REF).files)", REF=REF) == 0
 
 
@@ -191,7 +187,7 @@ def test_a_notebook_without_a_kernel_name_dies_as_on_kaggle(kaggle):
     notebook = json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     client.push("first-notebook", notebook, kernel_type="notebook")
     assert client.wait("first-notebook")[0] == "ERROR"
-    log = client.call("result = api.kernels_logs('emulated-user/first-notebook')")
+    log = client.log("first-notebook")
     assert "No kernel name found in notebook" in log
 
 

@@ -20,10 +20,6 @@ print([card.name for card in cards.cards], cards.trouble_code)
 """
 
 
-def log_of(client, slug):
-    return client.call("result = api.kernels_logs(REF)", REF=f"emulated-user/{slug}")
-
-
 def test_the_window_ends_a_session_hard_and_its_output_is_lost(kaggle):
     emulator, client = kaggle(window_s=0.6)
     client.push("first-script", SLEEP)
@@ -85,7 +81,7 @@ def test_hours_are_used_while_a_session_runs_and_reserved_for_what_it_may_use(ka
     assert client.call(QUOTA)[:3] == [0, 0, 60]
     client.push("first-script", SLEEP, **T4)
     client.wait("first-script", ("RUNNING",))
-    used, reserved, allowed, refresh = client.call(QUOTA)
+    used, reserved, _, refresh = client.call(QUOTA)
     assert 0 < used < 20
     assert used + reserved == pytest.approx(50, abs=0.1)
     assert refresh == pytest.approx(emulator.store.world.born_s + 7 * 86400, abs=0.01)
@@ -137,14 +133,14 @@ def test_a_session_meets_the_cards_of_its_machine(kaggle, shape, cards):
     _, client = kaggle()
     client.push("first-script", CARDS, machine_shape=shape)
     client.wait("first-script")
-    assert f"{cards} " in log_of(client, "first-script")
+    assert f"{cards} " in client.log("first-script")
 
 
 def test_without_an_accelerator_there_is_no_card_whatever_this_machine_has(kaggle):
     emulator, client = kaggle()
     client.push("first-script", CARDS)
     client.wait("first-script")
-    assert "[] no-library" in log_of(client, "first-script")
+    assert "[] no-library" in client.log("first-script")
     assert emulator.sessions()[0].resource == "cpu"
 
 
@@ -153,7 +149,7 @@ def test_another_machine_can_be_given_than_was_asked_for(kaggle):
     emulator.switch(give_machine="NvidiaTeslaP100")
     client.push("first-script", CARDS, **T4)
     client.wait("first-script")
-    assert "['Tesla P100-PCIE-16GB']" in log_of(client, "first-script")
+    assert "['Tesla P100-PCIE-16GB']" in client.log("first-script")
     code = "result = api.kernels_list(mine=True)[0].machine_shape"
     assert client.call(code) == "NvidiaTeslaP100"
 
