@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import traceback
 from collections import deque
@@ -22,6 +23,7 @@ from typing import IO, Any
 MARKER = "perdure-session.json"
 TAIL_LINES = 40
 TAIL_LINE_LENGTH = 500
+LAST_LINES_S = 5.0
 
 
 def main(order_json: str, cargo: str, name: str, digest: str) -> int:
@@ -122,10 +124,13 @@ def run(scratch: str, order_json: str, working: str, tail: deque[str]) -> int:
         stderr=subprocess.STDOUT,
     )
     handed = hand_on_signals(process)
+    # beside, because an orphan of a killed child may keep the pipe open for ever
+    reader = threading.Thread(target=copy_lines, args=(process.stdout, tail), daemon=True)
+    reader.start()
     try:
-        if process.stdout is not None:
-            copy_lines(process.stdout, tail)
-        return process.wait()
+        code = process.wait()
+        reader.join(LAST_LINES_S)
+        return code
     finally:
         if process.poll() is None:
             process.kill()
