@@ -84,7 +84,8 @@ def _hours_check(hours: Sequence[Quota]) -> Check:
 def _shown(quota: Quota) -> str:
     name = quota.resource.upper()
     reserved = f", {format_duration(quota.reserved_s)} reserved" if quota.reserved_s else ""
-    return f"{name}: {format_duration(quota.left_s)} of {format_duration(quota.allowed_s)} left{reserved}"
+    left = format_duration(quota.left_s) if quota.left_s >= 1 else "none"
+    return f"{name}: {left} of {format_duration(quota.allowed_s)} left{reserved}"
 
 
 def _details(quota: Quota) -> dict[str, float]:

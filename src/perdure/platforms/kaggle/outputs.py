@@ -73,16 +73,16 @@ def fetch_files(
         PlatformError: It cannot be written here.
     """
     wanted = {name: folder / _inside(name) for name in names}
-    listed = {file.name: file.size_bytes for file in output_files(client, handle)} if wanted else {}
-    if missing := [name for name in wanted if name not in listed]:
+    if not wanted:
+        return ()
+    urls, sizes = addresses(client, handle), _sizes(client, handle)
+    if missing := [name for name in wanted if name not in urls]:
         raise NotThereError(f"{handle.ref}: not in its output: {', '.join(missing[:5])}")
-    tally = _Tally({name: listed[name] or 0 for name in wanted}, progress)
-    urls: dict[str, str] = {}
+    tally = _Tally({name: sizes.get(name, 0) for name in wanted}, progress)
     for name, path in wanted.items():
-        if not (path.is_file() and path.stat().st_size == listed[name]):
-            urls = urls or addresses(client, handle)
+        if not (path.is_file() and path.stat().st_size == sizes.get(name)):
             urls = _fetch_one(client, handle, name, path, urls, tally)
-            _check_size(handle, name, path, listed[name])
+            _check_size(handle, name, path, sizes.get(name))
         tally.done(name, path.stat().st_size)
     return tuple(wanted.values())
 
