@@ -205,14 +205,12 @@ class LightningAsync(Contender):
 
         super().__init__(work, folder)
         self.io = AsyncCheckpointIO(TorchCheckpointIO())
-        self.io.setup()
 
     def save(self) -> None:
         self.io.save_checkpoint(self.work.state(), str(self.folder / "checkpoint.ckpt"))
 
     def drain(self) -> None:
-        self.io.teardown()
-        self.io.setup()
+        self.io.teardown()  # waits; the next save sets it up again
 
 
 class Safetensors(Contender):

@@ -44,6 +44,7 @@ PROPERTIES = {
 COMMANDS = {
     "demo": {"--out", "--seed", "--json"},
     "doctor": {"--require", "--json"},
+    "bench": {"--size", "--folder", "--rounds", "--json"},
     "run": {"--window", "--disk", "--root", "--input", "--carry", "--resume-with"},
     "rehearse": {"--window", "--kills", "--disk", "--seed", "--sessions-max", "--work", "--json"},
     "quota": {"--on", "--json"},

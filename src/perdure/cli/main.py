@@ -11,6 +11,7 @@ from typing import Annotated, cast
 
 import typer
 
+from perdure.cli.bench import bench_command
 from perdure.cli.check_model import check_model_command
 from perdure.cli.checkpoints import checkpoints_command
 from perdure.cli.demo import demo_command
@@ -55,6 +56,7 @@ def perdure(
 
 app.command("demo")(demo_command)
 app.command("doctor")(doctor_command)
+app.command("bench", short_help="What checkpoints cost on this machine.")(bench_command)
 app.command("run")(run_command)
 app.command("rehearse", short_help="The platform in small: kills, windows, a verdict.")(rehearse_command)
 app.add_typer(relay_app)

@@ -93,6 +93,11 @@ class SaveSchedule:
         return True
 
     @property
+    def auto_s(self) -> float:
+        """How often ``"auto"`` saves, by what was measured so far, in seconds."""
+        return self._auto_s
+
+    @property
     def patient(self) -> bool:
         """Whether a save may wait for the one before: an interval of time is no promise about a step."""
         return self.interval.unit not in ("steps", "epochs")
