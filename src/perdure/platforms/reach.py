@@ -71,9 +71,9 @@ def _emulator(place: Mapping[str, Any], environment: dict[str, str]) -> Platform
 
 
 def _local(place: Mapping[str, Any]) -> Platform:
-    from perdure.platforms import local_platform
+    from perdure.platforms.local_platform import from_place
 
-    return local_platform.from_place(place)
+    return from_place(place)
 
 
 def _pace(place: Mapping[str, Any]) -> Pace:
