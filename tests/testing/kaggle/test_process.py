@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from perdure.core.errors import PlatformError
-from perdure.testing.kaggle import Emulator, Rules, Switches
+from perdure.testing.kaggle import Emulator, Fault, Rules, Switches
 
 SLOW = "import time; print('begun', flush=True); time.sleep(1.5); open('left', 'w').write('mine'); print('done')"
 
@@ -123,3 +125,11 @@ def test_nothing_of_it_reaches_beyond_this_machine(tmp_path):
             if line.split()[1].endswith(f":{port}") and line.split()[3] == "0A"
         }
         assert address == f"0100007F:{port}"
+
+
+@pytest.mark.parametrize("kind", [Rules, Switches, Fault])
+def test_every_rule_and_switch_is_described(kind):
+    page = Path(__file__).parents[3].joinpath("docs/reference/emulator.md").read_text()
+    for each in fields(kind):
+        assert f"        {each.name}: " in kind.__doc__
+        assert kind is Fault or f"`{each.name}`" in page

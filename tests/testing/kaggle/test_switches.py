@@ -48,6 +48,9 @@ def test_a_source_that_is_too_large_is_a_bad_request_whose_reason_is_nested(kagg
     assert "must be less than 1 megabytes" in caught.value.text
     assert "megabytes" not in str(caught.value)  # the client hides it
     assert len(emulator.sessions()) == 1
+    with pytest.raises(Exception) as caught:
+        client.push("second-script", "#" * 12_000_000)
+    assert caught.value.text.startswith("<html>")
 
 
 def test_an_accepted_push_leaves_out_sources_that_are_not_valid(kaggle):

@@ -29,6 +29,7 @@ from perdure.testing.kaggle.switches import Fault, SwitchBoard
 
 Call = Callable[[dict[str, Any]], Answer]
 _BLOCK = 1 << 20
+_BODY_MOST = 10_000_000
 
 
 class Routes:
@@ -123,6 +124,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         service, _, method = path.rpartition("/")
         self._call = method
+        if len(body) > _BODY_MOST:  # as the real gateway does with what is much too large (third-party)
+            self._send(413, b"<html><title>413 Request Entity Too Large</title></html>", "text/html", {})
+            return
         name = f"{service.rpartition('/')[2]}/{method}"
         self._answer(lambda: self._dispatch(name, body))
 

@@ -26,6 +26,8 @@ TIMED_OUT = "Your notebook was stopped because it exceeded the max allowed execu
 _TICK_S = 0.1
 _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _NOWHERE = "http://127.0.0.1:9"
+_START = 'KAGGLE_CACHE_MOUNT_FOLDER="$PERDURE_INPUTS" exec "$@"'
+"""kagglehub looks for what it attaches below the input root, wherever that is on this machine."""
 
 
 class Sessions(threading.Thread):
@@ -158,7 +160,7 @@ class Sessions(threading.Thread):
         if session.timeout_s is not None and not switches.ignore_timeout:
             ends_s.append(session.timeout_s)
         return HostSpec(
-            self._command(folder),
+            ("sh", "-c", _START, "session", *self._command(folder)),
             window_s=min(ends_s) if ends_s else None,
             disk_bytes=rules.disk_bytes,
             inputs=session.mounts,
@@ -191,7 +193,6 @@ class Sessions(threading.Thread):
             "KAGGLE_API_V1_TOKEN": str(folder / "token"),
             "KAGGLE_CONTAINER_NAME": f"kaggle_{_letters(session.id)}-{session.id}-webtier",
             "KAGGLE_DOCKER_IMAGE": "gcr.io/kaggle-images/python@sha256:" + "0" * 64,
-            "KAGGLE_CACHE_MOUNT_FOLDER": str(self.host(session).folder / "input"),
             "PERDURE_NOTEBOOK_OUTPUT": str(self.host(session).working / "__notebook__.ipynb"),
             "KAGGLE_API_ENVIRONMENT": "LOCALHOST",
             "HTTP_PROXY": _NOWHERE,
