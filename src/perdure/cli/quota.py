@@ -10,8 +10,8 @@ import typer
 
 from perdure.cli.options import Json
 from perdure.cli.output import note, say, say_json, table
-from perdure.cli.reached import OVER, leave, page_of, period_of, reached, where
-from perdure.cli.relay_page import expected, quota_document
+from perdure.cli.reached import page_of, period_of, reached, where
+from perdure.cli.relay_page import OVER, expected, quota_document
 from perdure.platforms.protocol import Platform, Quota
 from perdure.relay.home import find_home
 from perdure.relay.ledger import entries, used_by_relay
@@ -29,7 +29,7 @@ def quota_command(on: On = "kaggle", json: Json = False) -> None:
     now_s = time.time()
     with Store(home) as store:
         relays = store.relays()
-        with reached(name, place) as platform:
+        with reached(store, name, place) as platform:
             account, quotas = platform.account(), platform.quota()
             found = {
                 quota.resource: _ledger(quota, relays, platform, period_of(name, place), now_s) for quota in quotas
@@ -37,7 +37,6 @@ def quota_command(on: On = "kaggle", json: Json = False) -> None:
         going = [
             page_of(store, relay) for relay in relays if relay.state not in OVER and relay.order.platform == name
         ]
-        leave(store, name, place)
     if json:
         say_json(_document(account, quotas, found))
         return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from perdure.cli.emulated import emulated_period_s, end_emulator, ensure_emulator
-from perdure.cli.relay_page import Page
+from perdure.cli.relay_page import OVER, Page
 from perdure.core.errors import ConfigError, PerdureError
 from perdure.platforms.protocol import Accelerator, Pace, Platform
 from perdure.platforms.reach import PLATFORMS, reach
@@ -23,12 +24,10 @@ from perdure.relay.prospects import prospect
 from perdure.relay.records import Relay, RelayOrder
 from perdure.relay.store import Store
 
-OVER = ("done", "stopped", "needs-you")
-
 
 @contextlib.contextmanager
-def reached(name: str, place: Mapping[str, Any]) -> Iterator[Platform]:
-    """A platform, for as long as it is needed."""
+def reached(store: Store, name: str, place: Mapping[str, Any]) -> Iterator[Platform]:
+    """A platform, for as long as it is needed; an emulator is ended when no relay needs it any more."""
     if name == "emulator":
         ensure_emulator(Path(str(place["folder"])))
     platform = reach(name, place)
@@ -38,12 +37,14 @@ def reached(name: str, place: Mapping[str, Any]) -> Iterator[Platform]:
         close = getattr(platform, "close", None)
         if close is not None:
             close()
+        if name == "emulator":
+            _leave(store, str(place["folder"]))
 
 
 @contextlib.contextmanager
 def driver_of(store: Store, relay: Relay) -> Iterator[Driver]:
     """What drives a relay."""
-    with reached(relay.order.platform, relay.order.place) as platform:
+    with reached(store, relay.order.platform, relay.order.place) as platform:
         yield Driver(store, platform, Controller(store, platform).tick, relay.id)
 
 
@@ -108,7 +109,20 @@ def page_of(store: Store, relay: Relay, glance: Glance | None = None) -> Page:
         problem=seen.problem,
         prospect=expected,
         poll_s=pace.poll_s,
+        models=_models(relay.order.out) if relay.state == "done" else (),
     )
+
+
+def _models(out: Path) -> tuple[str, ...]:
+    """Model files of a fetched relay: what lies beside a card."""
+    cards = sorted(out.rglob("model-card.json"))
+    files = [path for card in cards for path in sorted(card.parent.iterdir())]
+    return tuple(near(path) for path in files if path.name not in ("model-card.json", "README.md"))
+
+
+def near(path: Path) -> str:
+    """A path as one would type it here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def period_s(order: RelayOrder) -> float:
@@ -122,13 +136,10 @@ def period_of(name: str, place: Mapping[str, Any]) -> float:
     return emulated or WEEK_S
 
 
-def leave(store: Store, name: str, place: Mapping[str, Any]) -> None:
-    """End the emulator that was started for a relay, where no relay needs it any more."""
-    if name != "emulator":
-        return
+def _leave(store: Store, folder: str) -> None:
     needed = {each.order.place.get("folder") for each in store.relays() if each.state not in OVER}
-    if place["folder"] not in needed:
-        end_emulator(Path(str(place["folder"])))
+    if folder not in needed:
+        end_emulator(Path(folder))
 
 
 def resource_of(accelerator: str, accelerators: tuple[Accelerator, ...]) -> str | None:

@@ -23,6 +23,7 @@ from perdure.platforms.protocol import Platform, Progress
 from perdure.relay.controller import resume_relay, stop_relay
 from perdure.relay.fetching import Fetched, fetch_run
 from perdure.relay.home import find_home
+from perdure.relay.inside.beat import PREFIX
 from perdure.relay.logs import follow_log, read_log
 from perdure.relay.records import Relay, SessionRecord
 from perdure.relay.store import Store
@@ -92,16 +93,22 @@ def logs_command(
         record = _session(relay, session)
         folder = store.home.session(relay.id, record.number)
         assert record.handle is not None  # _session
-        with reached(relay.order.platform, relay.order.place) as platform:
+        with reached(store, relay.order.platform, relay.order.place) as platform:
             if follow:
                 for line in follow_log(platform, record.handle, folder):
-                    print(line, flush=True)
+                    _print(line)
                 return
             log = read_log(platform, record.handle, folder)
     for line in log.lines:
-        print(line)
+        _print(line)
     if not log.lines:
         note(f"session {record.number} has no log yet; it may come late: --follow waits for it")
+
+
+def _print(line: str) -> None:
+    """A line of a log, but for those that are meant for programs."""
+    if not line.startswith(PREFIX):
+        print(line, flush=True)
 
 
 def stop_command(
@@ -147,7 +154,7 @@ def fetch_command(
     """
     with Store(find_home()) as store:
         relay = pick(store, name)
-        with reached(relay.order.platform, relay.order.place) as platform:
+        with reached(store, relay.order.platform, relay.order.place) as platform:
             fetched = _fetch(platform, relay, (out or relay.order.out).absolute(), tensors=tensors)
     say(f"{fetched.folder}  {format_bytes(fetched.size_bytes)}")
     for path in (*fetched.models, *fetched.checkpoints):

@@ -9,10 +9,16 @@ from typing import Any
 from perdure.cli.output import table
 from perdure.core.intervals import format_bytes, format_duration
 from perdure.platforms.protocol import Quota
+from perdure.relay.inside.beat import PREFIX
 from perdure.relay.live import Live
 from perdure.relay.prospects import Prospect, newest_stands
 from perdure.relay.records import Relay, RunStand, SessionRecord
 from perdure.relay.words import hours, moment, sentence, when
+
+OVER = ("done", "stopped", "needs-you")
+"""States in which nothing goes on."""
+
+TAIL_MOST = 15
 
 ROWS_MOST = 12
 """Sessions in a table for people; ``--json`` has them all."""
@@ -32,6 +38,7 @@ class Page:
         prospect: What is to be expected.
         problem: Why the newest look at the platform failed.
         poll_s: How often it is looked at while somebody drives the relay.
+        models: Model files that were fetched, as one would type their paths here.
     """
 
     relay: Relay
@@ -43,6 +50,7 @@ class Page:
     prospect: Prospect | None = None
     problem: str = ""
     poll_s: float = 60.0
+    models: tuple[str, ...] = ()
 
     @property
     def running(self) -> SessionRecord | None:
@@ -50,16 +58,18 @@ class Page:
         return next((session for session in self.relay.sessions if session.is_open), None)
 
 
-def lines(page: Page, *, with_sessions: bool = True) -> list[str]:
-    """A relay for people: a head line, a line a topic, a table of its sessions."""
+def lines(page: Page, *, rows: int = ROWS_MOST) -> list[str]:
+    """A relay for people: a head line, a line a topic, a table of its newest sessions."""
     relay = page.relay
+    over = relay.state in OVER
     topics = {
-        "why": relay.reason,
+        "why": "" if relay.state in ("active", "done") else relay.reason,
         "training": training(page),
         "session": _session(page),
+        "page": _url(page),
         "gpu": cards(page.live),
         "so far": _so_far(page),
-        "hours": quota_line(page.quota, page.now_s) if page.quota else "",
+        "hours": quota_line(page.quota, page.now_s) if page.quota and not over else "",
         "expected": expected(page),
         "next": _next(page),
         "seen": seen(page),
@@ -67,9 +77,20 @@ def lines(page: Page, *, with_sessions: bool = True) -> list[str]:
     }
     told = [f"{relay.order.name}  {head(relay)}"]
     told += [f"  {topic:<10}{text}" for topic, text in topics.items() if text]
-    if with_sessions and relay.sessions:
-        told += ["", *(f"  {line}" for line in session_table(page))]
+    told += [f"  {'model':<10}{model}" for model in page.models]
+    told += _tail(relay)
+    if relay.sessions:
+        told += ["", *(f"  {line}" for line in session_table(page, rows))]
     return told
+
+
+def _tail(relay: Relay) -> list[str]:
+    """The end of the log of the session that went wrong, where the user is asked."""
+    newest = next((session for session in reversed(relay.sessions) if session.outcome), None)
+    if relay.state != "needs-you" or newest is None or not newest.tail:
+        return []
+    said = [line for line in newest.tail if not line.startswith(PREFIX)]
+    return ["", f"  the end of the log of session {newest.number}:", *(f"    {line}" for line in said[-TAIL_MOST:])]
 
 
 def head(relay: Relay) -> str:
@@ -91,7 +112,7 @@ def training(page: Page) -> str:
     if page.prospect and page.prospect.done is not None and page.relay.state != "done":
         text += f", {100 * page.prospect.done:.0f} % done"
     metrics = page.live.metrics if page.live else {}
-    return "  ".join([text, *(f"{name} {value:.4g}" for name, value in metrics.items())])
+    return ", ".join([text, *(f"{name} {value:.4g}" for name, value in metrics.items())])
 
 
 def progress(stand: RunStand, *, named: bool) -> str:
@@ -106,13 +127,16 @@ def progress(stand: RunStand, *, named: bool) -> str:
 
 
 def cards(live: Live | None) -> str:
-    """What the cards of the running session do."""
-    return "; ".join(_card(card) for card in live.cards) if live else ""
+    """What the cards of the running session do; cards of one kind together."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for card in live.cards if live else ():
+        kinds.setdefault(str(card.get("name") or "card"), []).append(card)
+    return "; ".join(_cards(name, alike) for name, alike in kinds.items())
 
 
 def expected(page: Page) -> str:
     """The forecast."""
-    if page.relay.state in ("done", "stopped", "stopping") or page.prospect is None:
+    if page.relay.state in (*OVER, "stopping") or page.prospect is None:
         return ""
     if page.prospect.expected is None:
         return page.prospect.basis
@@ -122,7 +146,7 @@ def expected(page: Page) -> str:
 
 def seen(page: Page) -> str:
     """When the platform was last asked, where that is long ago, or went wrong."""
-    if page.relay.state in ("done", "stopped", "needs-you"):
+    if page.relay.state in OVER:
         return ""
     if page.seen_s is None:
         return "not yet: perdure relay watch drives it"
@@ -137,7 +161,8 @@ def short_line(page: Page) -> str:
     """A relay in one line."""
     relay = page.relay
     state = relay.state if relay.state != "active" else relay.reason or relay.state
-    parts = [state, training(page), cards(page.live), _left(page), expected(page)]
+    known = expected(page) if page.prospect and page.prospect.expected else ""
+    parts = [state, training(page), cards(page.live), _left(page), known]
     if relay.state in ("waiting", "needs-you", "stopped", "stopping"):
         parts.insert(1, relay.reason)
     return f"{relay.order.name}: " + ", ".join(part for part in parts if part)
@@ -164,13 +189,13 @@ def quota_line(quota: Quota, now_s: float) -> str:
     return text
 
 
-def session_table(page: Page) -> list[str]:
+def session_table(page: Page, most: int = ROWS_MOST) -> list[str]:
     """A row a session, the newest last."""
     sessions = [session for session in page.relay.sessions if session.stage != "abandoned"]
-    rows = [_row(session, page) for session in sessions[-ROWS_MOST:]]
+    rows = [_row(session, page) for session in sessions[-most:]]
     told = table(("session", "began", "lasted", "came to", "step", "with", "why"), rows)
     left_out = len(sessions) - len(rows)
-    return [f"({left_out} earlier sessions are left out; --json has them)", *told] if left_out else told
+    return [f"({left_out} earlier left out; perdure relay status --json has all)", *told] if left_out else told
 
 
 def _row(session: SessionRecord, page: Page) -> tuple[str, ...]:
@@ -205,9 +230,13 @@ def _session(page: Page) -> str:
     text = f"{session.number} {_stage(session)}"
     if session.started_s is not None:
         text += f" for {when(page.now_s - session.started_s)}, {_left(page)}"
-    if session.handle is not None and session.handle.url:
-        text += f", {session.handle.url}"
     return text
+
+
+def _url(page: Page) -> str:
+    """Where people see the running session; the emulator has no such page."""
+    handle = page.running.handle if page.running else None
+    return handle.url if handle and page.relay.order.platform != "emulator" else ""
 
 
 def _so_far(page: Page) -> str:
@@ -232,14 +261,13 @@ def _accelerator(name: str) -> str:
     return "CPU" if name == "none" else name
 
 
-def _card(card: Mapping[str, Any]) -> str:
-    parts = [str(card.get("name") or "card")]
-    if card.get("busy_percent") is not None:
-        parts.append(f"{card['busy_percent']:.0f} % busy")
-    used, total = card.get("memory_used_bytes"), card.get("memory_total_bytes")
-    if used is not None:
-        parts.append(f"{format_bytes(used)}" + (f" of {format_bytes(total)}" if total else ""))
-    return ", ".join(parts)
+def _cards(name: str, alike: Sequence[Mapping[str, Any]]) -> str:
+    text = name if len(alike) == 1 else f"{len(alike)} x {name}"
+    busy = [f"{card['busy_percent']:.0f}" for card in alike if card.get("busy_percent") is not None]
+    used = [format_bytes(card["memory_used_bytes"]) for card in alike if card.get("memory_used_bytes") is not None]
+    total = alike[0].get("memory_total_bytes")
+    text += f", {' and '.join(busy)} % busy" if busy else ""
+    return text + (f", {' and '.join(used)}" + (f" of {format_bytes(total)}" if total else "") if used else "")
 
 
 def document(page: Page) -> dict[str, Any]:
@@ -256,6 +284,7 @@ def document(page: Page) -> dict[str, Any]:
         "arguments": list(order.arguments),
         "project": str(order.project),
         "out": str(order.out),
+        "models": list(page.models),
         "window_s": order.window_s,
         "created_s": relay.created_s,
         "wake_s": relay.wake_s,

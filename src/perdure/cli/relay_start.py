@@ -12,7 +12,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from perdure.cli.output import note, say
-from perdure.cli.reached import leave, period_s, reached, where
+from perdure.cli.reached import period_s, reached, where
 from perdure.cli.relay_page import quota_line
 from perdure.cli.relay_watch import follow
 from perdure.core.errors import ConfigError, RelayError
@@ -130,11 +130,10 @@ def start_command(
         expect_s=None if expect is None else parse_duration(expect, what="--expect"),
         out=out,
     )
-    with reached(platform_name, place) as platform, Store(home) as store:
+    with Store(home) as store, reached(store, platform_name, place) as platform:
         relay = _begin(wish, platform, store, dry_run=dry_run)
-        if relay is None:
-            leave(store, platform_name, place)
-            return
+    if relay is None:
+        return
     if detach:
         _detach(home, relay)
     else:

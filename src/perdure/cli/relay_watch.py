@@ -12,8 +12,8 @@ from typing import Annotated, Any, Protocol
 import typer
 
 from perdure.cli.output import note, say, styled
-from perdure.cli.reached import OVER, driver_of, leave, page_of, pick
-from perdure.cli.relay_page import lines, short_line
+from perdure.cli.reached import driver_of, near, page_of, pick
+from perdure.cli.relay_page import OVER, lines, short_line
 from perdure.relay.driving import Driver, changes
 from perdure.relay.home import find_home
 from perdure.relay.records import Relay
@@ -24,6 +24,9 @@ ONCE_S = 120.0
 
 LINE_EVERY_POLLS = 5
 """Outside of a terminal, a line about the training comes once in so many looks."""
+
+ROWS = 5
+"""Sessions that are shown in a terminal while it goes on."""
 
 Name = Annotated[
     str | None, typer.Argument(metavar="[NAME]", help="Name of a relay; the one that goes on.", show_default=False)
@@ -62,10 +65,9 @@ def follow(store: Store, relays: Sequence[Relay]) -> int:
         except KeyboardInterrupt:
             _say_how_to_come_back(drivers)
             raise
-        ended = [driver.relay for driver in drivers]
-    for relay in ended:
-        leave(store, relay.order.platform, relay.order.place)
-    return max(_exit_code(relay) for relay in ended)
+        for driver in drivers:
+            _say_the_end(driver.relay)
+        return max(_exit_code(driver.relay) for driver in drivers)
 
 
 class Screen(Protocol):
@@ -94,17 +96,19 @@ def _sleep(going: Sequence[Driver], drivers: Sequence[Driver], screen: Screen) -
 
 
 def _once(store: Store, relay: Relay) -> int:
+    """Steps for as long as each of them changes something: what a session left leads to the next one at once."""
     with driver_of(store, relay) as driver:
         until_s = time.monotonic() + ONCE_S
-        before = relay
-        while True:
+        going = True
+        while going and time.monotonic() < until_s:
             driver.step()
-            for told in changes(before, before := driver.relay):
+            before, relay = relay, driver.relay
+            happened = changes(before, relay)
+            for told in happened:
                 say(f"{relay.order.name}: {told}")
-            if driver.wake_s is None or driver.wake_s > time.time() or time.monotonic() > until_s:
-                break
-        say(short_line(page_of(store, driver.relay, driver.glance)))
-        return _exit_code(driver.relay)
+            going = bool(happened) and driver.wake_s is not None
+        say(short_line(page_of(store, relay, driver.glance)))
+        return _exit_code(relay)
 
 
 @contextmanager
@@ -126,8 +130,9 @@ class _Terminal:
         self._live = live
 
     def show(self, drivers: Sequence[Driver]) -> None:
-        pages = [lines(page_of(driver.store, driver.relay, driver.glance)) for driver in drivers]
-        foot = ["", "Ctrl-C leaves it running."] if any(driver.wake_s is not None for driver in drivers) else []
+        pages = [lines(page_of(driver.store, driver.relay, driver.glance), rows=ROWS) for driver in drivers]
+        going = any(driver.wake_s is not None for driver in drivers)
+        foot = ["", "Ctrl-C leaves the session to itself; perdure relay watch comes back"] if going else []
         self._live.update(styled("\n".join([*"\n\n".join("\n".join(page) for page in pages).splitlines(), *foot])))
         self._live.refresh()
 
@@ -176,6 +181,15 @@ def _say_how_to_come_back(drivers: Sequence[Driver]) -> None:
         goes_on = f"session {running} goes on without this machine" if running else "no session runs"
         note(f"{relay.order.name}: {goes_on}; the next one begins when you come back:")
         note(f"  perdure relay watch {relay.order.name}")
+
+
+def _say_the_end(relay: Relay) -> None:
+    name = relay.order.name
+    if relay.state == "done":
+        note(f"{name}: everything is in {near(relay.order.out)}")
+    if relay.state == "needs-you":
+        note(f"{name}: perdure relay status {name} shows the end of the log")
+        note(f"  to try it again as it is: perdure relay resume {name}; with a mended script: another relay start")
 
 
 def _exit_code(relay: Relay) -> int:

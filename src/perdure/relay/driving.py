@@ -11,7 +11,7 @@ from typing import Any
 
 from perdure.core.errors import PlatformError
 from perdure.core.files import write_json
-from perdure.platforms.protocol import Platform, Quota
+from perdure.platforms.protocol import Handle, Platform, Quota
 from perdure.relay.live import Live, newest_live
 from perdure.relay.logs import read_log
 from perdure.relay.records import Relay, SessionRecord
@@ -141,6 +141,10 @@ def _is_of(live: Live | None, session: SessionRecord) -> bool:
     return live is not None and live.session == session.number
 
 
+def _has_page(handle: Handle) -> bool:
+    return bool(handle.url) and handle.platform != "emulator"
+
+
 def changes(before: Relay | None, after: Relay) -> list[str]:
     """What has happened to a relay between two looks, a sentence each, for those who read along.
 
@@ -161,11 +165,13 @@ def _session_changes(before: SessionRecord | None, after: SessionRecord) -> list
     told = []
     name = f"session {after.number}"
     if after.stage == "submitted" and (before is None or before.stage == "intended"):
-        told.append(f"{name} submitted" + (f": {after.handle.url}" if after.handle and after.handle.url else ""))
+        told.append(
+            f"{name} submitted" + (f": {after.handle.url}" if after.handle and _has_page(after.handle) else "")
+        )
     if after.started_s is not None and (before is None or before.started_s is None):
         told.append(f"{name} runs")
     if after.outcome and (before is None or not before.outcome):
-        steps = ", ".join(f"{stand.name} at step {stand.step}" for stand in after.runs)
+        steps = ", ".join(f"{stand.name} at step {stand.step}" for stand in after.runs if stand.checkpoint)
         told.append(": ".join(part for part in (f"{name} {after.outcome}", steps, after.reason) if part))
     if after.stage == "abandoned" and (before is None or before.stage != "abandoned"):
         told.append(f"{name} never began: its name is not used again")

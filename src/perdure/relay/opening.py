@@ -185,7 +185,7 @@ def _window(asked_s: float | None, platform: Platform, kind: Accelerator) -> flo
 
 def _name(wish: Wish, names: Sequence[str]) -> str:
     if wish.name is not None:
-        check_name(wish.name)
+        _check_name(wish.name)
         if wish.name in names:
             raise ConfigError(
                 f"there is a relay {wish.name!r} already",
@@ -198,6 +198,13 @@ def _name(wish: Wish, names: Sequence[str]) -> str:
     while name in names:
         name, number = f"{stem}-{number}", number + 1
     return name
+
+
+def _check_name(name: str) -> None:
+    try:
+        check_name(name)
+    except ConfigError as error:
+        raise ConfigError(error.what.replace("a run", "a relay"), hint=error.hint) from None
 
 
 def _check_sources(wish: Wish) -> None:

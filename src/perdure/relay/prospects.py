@@ -120,7 +120,9 @@ def _left(
         if other.id != relay.id and other.state == "done" and _alike(relay, other):
             took_s = trained_so_far_s(other, now_s)
             return max(0.0, took_s - trained_s), took_s, f"as relay {other.order.name} took"
-    return None, None, "known after the first session; before it, say how long the training takes: --expect '38 h'"
+    if relay.sessions:
+        return None, None, "not known yet: the first session measures it"
+    return None, None, "not known before the first session measures it; --expect '38 h' says how long it takes"
 
 
 def _measured(relay: Relay, live: Sequence[RunStand]) -> tuple[float, float] | None:
@@ -218,6 +220,8 @@ def _alike(one: Relay, other: Relay) -> bool:
 def _on_top(before: RunStand | None, stand: RunStand) -> RunStand:
     if before is None:
         return stand
+    if stand.checkpoint is None and stand.step < before.step:  # it went on from there, and has saved nothing since
+        stand = replace(stand, step=before.step, epoch=before.epoch, checkpoint=before.checkpoint)
     return replace(
         stand,
         count=before.count if stand.count is None else stand.count,
