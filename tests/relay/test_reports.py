@@ -1,7 +1,8 @@
 """What users of Kaggle report, each told again to the emulator: the relay lives through it.
 
-One test for each report of the list that is about relays and is not kept word for word elsewhere. B78 (metadata that
-only looks like success) is kept by ``tests/platforms/kaggle/test_kaggle_metadata.py``.
+One test for each report of the list that is about relays and is not kept elsewhere. Elsewhere: B69 (what survives; a
+stop before the window closes) in ``inside/test_inside_session.py``, B78 (metadata that only looks like success) in
+``tests/platforms/kaggle/test_kaggle_metadata.py``.
 """
 
 from __future__ import annotations
@@ -92,6 +93,16 @@ def test_b55_a_session_that_cannot_be_cancelled_is_waited_for_and_never_doubled(
     relay = relaying.drive()
     assert (relay.state, len(bench.emulator.sessions())) == ("stopped", 1)
     assert relay.standing.runs[0].stand.step == 10  # what it had saved is kept
+
+
+def test_b58_too_many_files_are_warned_of_while_there_is_time(bench, tmp_path):
+    many = "os.mkdir('frames'); [Path(f'frames/{n}.txt').touch() for n in range(600)]; time.sleep(2.5)"
+    clean = "import shutil; shutil.rmtree('frames')"
+    relaying = bench.start(environment={**ONE, "FIRST": many, "LAST": clean})
+    assert relaying.drive().state == "done"
+    log = (relaying.store.home.session(relaying.relay_id, 1) / "log.txt").read_text(encoding="utf-8")
+    assert log.count("more than 500 files and folders lie in") == 1  # once, and not at every look
+    assert len([p for p in (tmp_path / "out/perdure").rglob("*") if p.is_file()]) < 10  # a checkpoint is no clutter
 
 
 @pytest.mark.parametrize("old_layout", [False, True])

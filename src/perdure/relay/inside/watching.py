@@ -12,6 +12,7 @@ from perdure.core.clock import SystemClock
 from perdure.core.say import warn
 from perdure.platforms.report import SessionReport, read_report
 from perdure.relay.inside.beat import beat
+from perdure.relay.inside.clutter import clutter
 from perdure.relay.inside.order import InsideOrder
 
 _BEATS = 1000
@@ -54,6 +55,7 @@ class Watcher(threading.Thread):
         self._clock = SystemClock()
         self._over = threading.Event()
         self._complained: set[str] = set()
+        self._cluttered = ""
         self._expects: Mapping[str, int] = {item.run: item.step for item in order.expects}
 
     @property
@@ -79,6 +81,7 @@ class Watcher(threading.Thread):
         os.write(1, line.encode() + b"\n")  # in one piece: the script writes to the same place
         self._check_start(report)
         self._seen(report)
+        self._check_clutter()
 
     def finish(self) -> None:
         """No further beat; the last one may still be on its way."""
@@ -95,6 +98,13 @@ class Watcher(threading.Thread):
                 self.afresh = f"the run {run.name!r} began afresh, though its checkpoint of step {step} is there"
                 warn(f"{self.afresh}: the script is told to stop")
                 self._stop_script()
+
+    def _check_clutter(self) -> None:
+        """Said early and once: at the end of a session it is too late."""
+        if not self._cluttered:
+            self._cluttered = clutter(self._working)
+            if self._cluttered:
+                warn(self._cluttered)
 
     def _complain(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
