@@ -100,16 +100,17 @@ def test_a_script_that_fails_twice_needs_its_user_who_sees_why(script, capsys) -
 
 
 def test_the_driver_may_go_and_the_relay_goes_on(script, tmp_path: Path, capfd) -> None:
-    target = script(
-        "import pathlib, time\nwhile not pathlib.Path(%r).exists(): time.sleep(0.05)\n" % str(tmp_path / "go")
-    )
+    go = tmp_path / "go"
+    target = script(f"import pathlib, time
+while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)
+")
     process = subprocess.Popen([*PERDURE, "relay", "start", "--on", "local", target])
     wait_for(lambda: "session 1 runs" in capfd.readouterr().out)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
     assert "session 1 goes on without this machine" in capfd.readouterr().err
     assert state(tmp_path) == "active"
-    (tmp_path / "go").touch()
+    go.touch()
     assert main(["relay", "watch"]) == 0
     out = capfd.readouterr().out
     assert "session 1 finished" in out

@@ -12,8 +12,7 @@ from perdure.cli.relay_page import Page, cards, document, lines, quota_line, ses
 from perdure.platforms.protocol import Handle, Quota
 from perdure.relay.driving import Glance, changes
 from perdure.relay.forecast import Forecast
-from perdure.relay.inside.beat import PREFIX
-from perdure.relay.live import Live, newest_live
+from perdure.relay.live import PREFIX, Live, newest_live
 from perdure.relay.prospects import Prospect
 from perdure.relay.records import Relay, RelayOrder, RunStand, SessionRecord
 

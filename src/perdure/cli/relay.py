@@ -23,7 +23,7 @@ from perdure.platforms.protocol import Platform, Progress
 from perdure.relay.controller import resume_relay, stop_relay
 from perdure.relay.fetching import Fetched, fetch_run
 from perdure.relay.home import find_home
-from perdure.relay.inside.beat import PREFIX
+from perdure.relay.live import PREFIX
 from perdure.relay.logs import follow_log, read_log
 from perdure.relay.records import Relay, SessionRecord
 from perdure.relay.store import Store

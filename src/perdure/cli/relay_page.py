@@ -9,8 +9,7 @@ from typing import Any
 from perdure.cli.output import table
 from perdure.core.intervals import format_bytes, format_duration
 from perdure.platforms.protocol import Quota
-from perdure.relay.inside.beat import PREFIX
-from perdure.relay.live import Live
+from perdure.relay.live import PREFIX, Live
 from perdure.relay.prospects import Prospect, newest_stands
 from perdure.relay.records import Relay, RunStand, SessionRecord
 from perdure.relay.words import hours, moment, sentence, when

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perdure.relay.inside.beat import PREFIX
 from perdure.relay.records import RunStand
+
+PREFIX = "@perdure "
+"""Begins such a line."""
 
 
 @dataclass(frozen=True)
