@@ -184,7 +184,7 @@ def test_only_what_is_new_is_sent_and_the_marker_says_what_is_held(tmp_path, mir
     assert len(target.put_steps) <= 3  # it may have been seen between its two saves
     assert notes[0]["state"] == "ready"
     wait_for(lambda: len(notes[-1]["held"]) == 2)
-    assert notes[-1]["held"][0] == {"run": "digits", "step": 7, "checkpoint": "step-000000007"}
+    assert notes[-1]["held"][0] == {"run": "digits", "step": 7, "epoch": 0, "checkpoint": "step-000000007"}
 
 
 def test_a_failure_is_said_once_tried_again_and_costs_nothing(tmp_path, mirrored, capfd):

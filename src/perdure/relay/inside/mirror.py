@@ -45,6 +45,11 @@ class Kept:
         """Its name: ``step-000000720``."""
         return self.checkpoint.folder.name
 
+    def as_dict(self) -> dict[str, Any]:
+        """For the marker, and for the description of a mirror."""
+        where = self.about.position
+        return {"run": self.about.run, "step": where.step, "epoch": where.epoch, "checkpoint": self.name}
+
     def small_files(self) -> Iterator[tuple[str, bytes]]:
         """What a resumed run likes to have beside it, below the run's folder; left out where it cannot be read."""
         paths = RunPaths(run_folder_of(self.checkpoint.folder))
@@ -151,9 +156,7 @@ class Mirror:
                     item.checkpoint.close()
             self._held = new
             self._trouble = ""
-            self._shown = [
-                {"run": item.about.run, "step": item.about.step, "checkpoint": item.name} for item in kept
-            ]
+            self._shown = [item.as_dict() for item in kept]
             self._note(self._facts("ready"))
         except Exception as error:  # noqa: BLE001 - it must not cost a training
             self._sent_s = self._clock.monotonic()  # not again at once

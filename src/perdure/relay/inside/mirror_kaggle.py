@@ -84,7 +84,7 @@ class KaggleTarget:
         """Nothing: a data set is mounted as an input."""
 
     def _describe(self, folder: Path, kept: Sequence[Kept]) -> None:
-        runs = [{"run": item.about.run, "step": item.about.step, "checkpoint": item.name} for item in kept]
+        runs = [item.as_dict() for item in kept]
         text = json.dumps({"format": 1, "relay": self._relay, "runs": runs}, indent=1)
         (folder / DESCRIPTION).write_text(text, encoding="utf-8")
 
