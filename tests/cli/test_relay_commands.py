@@ -101,9 +101,7 @@ def test_a_script_that_fails_twice_needs_its_user_who_sees_why(script, capsys) -
 
 def test_the_driver_may_go_and_the_relay_goes_on(script, tmp_path: Path, capfd) -> None:
     go = tmp_path / "go"
-    target = script(f"import pathlib, time
-while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)
-")
+    target = script(f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.05)\n")
     process = subprocess.Popen([*PERDURE, "relay", "start", "--on", "local", target])
     wait_for(lambda: "session 1 runs" in capfd.readouterr().out)
     process.send_signal(signal.SIGINT)
