@@ -114,6 +114,18 @@ def test_an_output_that_never_comes_counts_as_none_after_the_lag(platform, tmp_p
     assert found.tail == ("step 100", "step 200")
 
 
+def test_a_session_that_was_deleted_left_nothing(platform, tmp_path):
+    def gone(*_):
+        raise NotThereError("there is no kernel me/perdure-digits-1a2b3c4d-1, or it is not shown")
+
+    platform.files = platform.observe = gone
+    platform.log_error = NotThereError("gone")
+    assert collected(platform, tmp_path) is None
+    found = collected(platform, tmp_path, LATE_S)
+    assert (found.outcome, found.whole) == ("no-output", False)
+    assert "there is no kernel" in found.reason
+
+
 def test_an_output_without_its_marker_is_nobodys(platform, tmp_path):
     platform.alter = lambda files: [file for file in files if file.name != "perdure-session.json"]
     assert collected(platform, tmp_path) is None

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from perdure.core.errors import CheckpointError
-from perdure.platforms.protocol import Handle, Observation, Platform
+from perdure.core.errors import CheckpointError, NotThereError
+from perdure.platforms.protocol import Handle, Observation, OutputFile, Platform
 from perdure.relay.bringing import Bringer
 from perdure.relay.inside.marker import MARKER, Marker
 from perdure.relay.listing import Listing
@@ -97,7 +97,7 @@ def collect(
     """
     late_s, lag_s = now_s - ended_s, platform.pace.lag_s
     folder.mkdir(parents=True, exist_ok=True)
-    listing = Listing.of(platform.files(handle))
+    listing = Listing.of(_files(platform, handle))
     bring = Bringer(platform, handle, listing, folder, give_up=late_s >= GIVE_UP_LAGS * lag_s)
     bring.bring([MARKER])
     marker, problem = _marker(folder)
@@ -108,13 +108,27 @@ def collect(
     judged = judge_runs(bring, marker)
     if any(each.problems for each in judged) and late_s < lag_s:
         return None
-    collected = _collected(marker, judged, platform.observe(handle), ended_s)
+    collected = _collected(marker, judged, _observe(platform, handle), ended_s)
     printed = keep_log(platform, handle, folder)
     tail = () if collected.outcome in _WELL else (marker.tail or printed)[-TAIL_LINES:]
     return replace(collected, tail=tail, files=tuple(sorted(bring.brought)))
 
 
 _WELL: tuple[Outcome, ...] = ("finished", "paused")
+
+
+def _files(platform: Platform, handle: Handle) -> tuple[OutputFile, ...]:
+    try:
+        return platform.files(handle)
+    except NotThereError:  # deleted, or not shown yet: time tells
+        return ()
+
+
+def _observe(platform: Platform, handle: Handle) -> Observation:
+    try:
+        return platform.observe(handle)
+    except NotThereError as error:
+        return Observation("missing", message=error.what)
 
 
 def _marker(folder: Path) -> tuple[Marker | None, str]:
@@ -126,7 +140,7 @@ def _marker(folder: Path) -> tuple[Marker | None, str]:
 
 
 def _nothing(platform: Platform, handle: Handle, folder: Path, problem: str) -> Collected:
-    seen = platform.observe(handle)
+    seen = _observe(platform, handle)
     why = f": {seen.message}" if seen.message else ""
     return Collected(
         "no-output",

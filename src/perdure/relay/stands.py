@@ -15,7 +15,7 @@ from perdure.relay.inside.marker import Marker
 from perdure.relay.listing import ListedCheckpoint
 from perdure.relay.records import RunStand
 
-EVENTS_MOST_BYTES = 64 * 1024 * 1024
+EVENTS_MOST_BYTES = 16 * 1024 * 1024
 """Events of a run are brought up to this size; larger ones come with the run itself."""
 
 _STEP = re.compile(r"step-(\d{1,18})")
