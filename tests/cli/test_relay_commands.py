@@ -217,4 +217,4 @@ def test_the_help_is_there_and_loads_nothing_heavy() -> None:
     )
     assert "--when-exhausted" in done.stdout
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert not loaded & {"torch", "numpy", "kaggle", "kagglesdk", "apprise", "fsspec", "rich.live", "requests"}
+    assert not loaded & {"torch", "numpy", "kaggle", "kagglesdk", "apprise", "fsspec", "requests"}
