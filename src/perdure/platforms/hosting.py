@@ -65,6 +65,7 @@ def _host(host: HostFolder, state: HostState) -> None:
         return
     write_state(host, replace(state, state="running"))
     end = _watch(host, session, spec)
+    shutil.rmtree(state.temporary, ignore_errors=True)
     write_state(host, _ended(state, end))
 
 
@@ -93,7 +94,10 @@ def _watch(host: HostFolder, session: LocalSession, spec: HostSpec) -> SessionEn
     while session.poll():
         if not mounted and session.elapsed_s >= spec.inputs_after_s:
             mounted = True
-            _mount(spec, _sources(host))
+            try:
+                _mount(spec, _sources(host))
+            except OSError as error:
+                _note(host, f"the inputs cannot be mounted: {error}")
         if is_asked(host, "kill"):
             session.kill()
         elif not stopped and is_asked(host, "stop"):
@@ -124,7 +128,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _note(host: HostFolder, text: str) -> None:
-    host.kept.mkdir(exist_ok=True)
+    host.kept.mkdir(parents=True, exist_ok=True)
     with open(host.log, "a", encoding="utf-8") as file:
         file.write(f"{text}\n")
 

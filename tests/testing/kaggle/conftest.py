@@ -136,6 +136,7 @@ def kaggle(tmp_path, process):
     yield start
     for emulator in opened:
         emulator.close()
+        assert not (emulator.folder / "trouble.log").exists(), (emulator.folder / "trouble.log").read_text()
 
 
 @pytest.fixture

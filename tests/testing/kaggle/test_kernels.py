@@ -1,6 +1,7 @@
 """The official client pushes, watches, fetches and ends kernels on the emulator as it does on Kaggle."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -207,3 +208,14 @@ def test_the_command_line_shows_what_it_shows_on_kaggle(kaggle):
     assert shown.stdout.strip() == f'{REF} has status "KernelWorkerStatus.COMPLETE"'
     shown = client.cli("kernels", "logs", "-f", REF)
     assert shown.stdout.startswith("hello\n")
+
+
+def test_a_follower_of_the_log_that_goes_away_is_not_served_any_longer(kaggle):
+    _, client = kaggle()
+    client.push("first-script", SLEEP)
+    client.wait("first-script", ("RUNNING",))
+    before = threading.active_count()
+    for _ in range(3):
+        client.call("s = api.kernels_logs_stream(REF); next(s); s.close()", REF=REF)
+    while threading.active_count() > before:
+        time.sleep(0.02)

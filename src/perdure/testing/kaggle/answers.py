@@ -81,10 +81,10 @@ class Stream:
     """Events, sent as they come (``text/event-stream``).
 
     Attributes:
-        events: The events.
+        events: The events; None while there is nothing new.
     """
 
-    events: Iterator[dict[str, Any]]
+    events: Iterator[dict[str, Any] | None]
 
 
 Answer = Json | Text | Redirect | Empty | File | Stream

@@ -187,6 +187,7 @@ class Emulator:
         routes.upload = uploads.put
         routes.attach = Attaching(store, door).attach
         routes.note = self._note
+        routes.trouble = store.trouble
         routes.board = store.board
         return routes
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -53,29 +54,36 @@ class LogKeeper:
             for line in _LAST_WORDS:
                 self._append(session, "stderr", line, 0)
 
-    def records(self, session: EmulatedSession, skip: int = 0) -> list[dict[str, Any]]:
-        """All records but the first ones."""
-        try:
-            lines = self._path(session).read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in lines[skip:] if line.endswith("}")]
+    def records(self, session: EmulatedSession) -> list[dict[str, Any]]:
+        """All records."""
+        return self._read(session, 0)[0]
 
     def document(self, session: EmulatedSession) -> str:
         """The log as a client gets it: a JSON array as text."""
         return json.dumps([_told(each) for each in self.records(session)])
 
-    def live(self, session: EmulatedSession) -> Iterator[dict[str, Any]]:
-        """Records from the first on, as they come, until the session has ended."""
-        seen = 0
+    def live(self, session: EmulatedSession) -> Iterator[dict[str, Any] | None]:
+        """Records from the first on, as they come, until the session has ended; None while there is nothing new."""
+        place = 0
         while True:
             has_ended = session.stage == ENDED
-            for each in self.records(session, seen):
-                seen += 1
-                yield _told(each)
+            new, place = self._read(session, place)
+            yield from (_told(each) for each in new)
             if has_ended:
                 return
+            yield None
             time.sleep(_WAIT_S)
+
+    def _read(self, session: EmulatedSession, place: int) -> tuple[list[dict[str, Any]], int]:
+        """Whole records from a place in the file on, and the place after them."""
+        try:
+            with open(self._path(session), "rb") as file:
+                file.seek(place)
+                data = file.read()
+        except FileNotFoundError:
+            return [], place
+        whole = data[: data.rfind(b"\n") + 1]
+        return [json.loads(line) for line in whole.splitlines()], place + len(whole)
 
     def _append(self, session: EmulatedSession, stream: str, text: str, taken: int) -> None:
         began_s = session.started_s or time.time()
@@ -85,14 +93,22 @@ class LogKeeper:
             record = {"stream_name": stream, "time": round(max(0.0, time.time() - began_s), 6)}
             last = start + size >= len(text)
             records.append({**record, "data": text[start : start + size], "bytes": taken if last else 0})
-        with open(self._path(session), "a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(record) + "\n" for record in records))
-        self._offsets[session.id] = self._offset(session) + taken
+        offset = self._offset(session)
+        with open(self._path(session), "ab") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records).encode())
+        self._offsets[session.id] = offset + taken
 
     def _offset(self, session: EmulatedSession) -> int:
         if session.id not in self._offsets:
+            self._mend(self._path(session))
             self._offsets[session.id] = sum(each.get("bytes", 0) for each in self.records(session))
         return self._offsets[session.id]
+
+    def _mend(self, path: Path) -> None:
+        """Drop a record that was cut when the emulator died."""
+        if path.exists():
+            data = path.read_bytes()
+            os.truncate(path, data.rfind(b"\n") + 1)
 
     def _path(self, session: EmulatedSession) -> Path:
         return self._store.session_folder(session) / "log.jsonl"

@@ -44,6 +44,7 @@ class Routes:
         upload: Takes a part of a file: token, headers, body, and gives the answer.
         attach: Answers the address inside a session at which kagglehub attaches data.
         note: Called with each call and its status.
+        trouble: Called with the trace of an error of the emulator itself.
         board: The switches.
     """
 
@@ -55,6 +56,7 @@ class Routes:
     upload: Callable[[str, dict[str, str], Iterator[bytes]], Answer]
     attach: Callable[[str, dict[str, Any]], Answer]
     note: Callable[[str, int], None]
+    trouble: Callable[[str], None]
     board: SwitchBoard
 
 
@@ -117,7 +119,9 @@ class _Handler(BaseHTTPRequestHandler):
         except (_Dropped, BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         except Exception:  # noqa: BLE001  as a gateway does: it is told to the client, and noted
-            self._send(500, encode(ApiError(500, traceback.format_exc()).document()), "application/json", {})
+            text = traceback.format_exc()
+            self.server.routes.trouble(text)
+            self._send(500, encode(ApiError(500, text).document()), "application/json", {})
 
     def _post(self) -> None:
         body = b"".join(self._body())
@@ -268,6 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         sent = 0
         for event in answer.events:
+            if event is None:
+                if self._is_gone():
+                    raise _Dropped
+                continue
             block = f"data: {json.dumps(event)}\n\n".encode()
             self._send_chunk(block)
             sent += len(block)

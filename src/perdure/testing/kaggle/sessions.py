@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,7 +55,10 @@ class Sessions(threading.Thread):
     def run(self) -> None:
         """Until ``stop``."""
         while not self._stopping.wait(_TICK_S):
-            self.tick()
+            try:
+                self.tick()
+            except Exception:  # noqa: BLE001  one session's trouble is not that of the others, nor of the next tick
+                self._store.trouble(traceback.format_exc())
 
     def stop(self, *, kill: bool) -> None:
         """Stop moving them on; with ``kill``, end those that run."""

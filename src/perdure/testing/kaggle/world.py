@@ -204,6 +204,11 @@ class Store:
         """What the platform's own clock says."""
         return time.time() + self.switches.clock_offset_s
 
+    def trouble(self, text: str) -> None:
+        """Note an error of the emulator itself, in ``trouble.log``."""
+        with self.lock, open(self.folder / "trouble.log", "a", encoding="utf-8") as file:
+            file.write(text)
+
     def session_folder(self, session: EmulatedSession) -> Path:
         """Where the files of a session are."""
         return self.folder / "sessions" / str(session.id)
