@@ -14,7 +14,6 @@ from perdure.cli.relay_page import OVER, Page
 from perdure.core.errors import ConfigError, PerdureError
 from perdure.platforms.protocol import Accelerator, Pace, Platform
 from perdure.platforms.reach import PLATFORMS, reach
-from perdure.relay.controller import Controller
 from perdure.relay.driving import Driver, Glance, running_session
 from perdure.relay.forecast import WEEK_S
 from perdure.relay.home import Home
@@ -44,6 +43,8 @@ def reached(store: Store, name: str, place: Mapping[str, Any]) -> Iterator[Platf
 @contextlib.contextmanager
 def driver_of(store: Store, relay: Relay) -> Iterator[Driver]:
     """What drives a relay."""
+    from perdure.relay.controller import Controller
+
     with reached(store, relay.order.platform, relay.order.place) as platform:
         yield Driver(store, platform, Controller(store, platform).tick, relay.id)
 

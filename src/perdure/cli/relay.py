@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,14 +20,15 @@ from perdure.cli.relay_watch import watch_command
 from perdure.core.errors import ConfigError, RelayError
 from perdure.core.intervals import format_bytes
 from perdure.platforms.protocol import Platform, Progress
-from perdure.relay.controller import resume_relay, stop_relay
-from perdure.relay.fetching import Fetched, fetch_run
 from perdure.relay.home import find_home
 from perdure.relay.live import PREFIX
 from perdure.relay.logs import follow_log, read_log
 from perdure.relay.records import Relay, SessionRecord
 from perdure.relay.store import Store
 from perdure.relay.words import moment
+
+if TYPE_CHECKING:
+    from perdure.relay.fetching import Fetched
 
 relay_app = typer.Typer(name="relay", rich_markup_mode=None)
 
@@ -118,6 +119,8 @@ def stop_command(
     ] = False,
 ) -> None:
     """No further session. The one that runs is asked to end, where the platform can be asked."""
+    from perdure.relay.controller import stop_relay
+
     with Store(find_home()) as store:
         relay = store.find(name)
         if relay.state in ("done", "stopped"):
@@ -135,6 +138,8 @@ def stop_command(
 
 def resume_command(name: Name) -> None:
     """Let a relay go on that was stopped, or that needed you. Then watch drives it."""
+    from perdure.relay.controller import resume_relay
+
     with Store(find_home()) as store:
         relay = resume_relay(store, store.find(name).id, time.time())
     say(f"{relay.order.name}  {relay.state}: {relay.reason}")
@@ -164,6 +169,8 @@ def fetch_command(
 
 
 def _fetch(platform: Platform, relay: Relay, out: Path, *, tensors: bool) -> Fetched:
+    from perdure.relay.fetching import fetch_run
+
     with _bar() as progress:
         return fetch_run(platform, relay, out, progress, tensors=tensors)
 

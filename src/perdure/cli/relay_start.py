@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
@@ -21,11 +21,13 @@ from perdure.platforms.protocol import Platform
 from perdure.relay.home import Home, find_home
 from perdure.relay.hours import least_s
 from perdure.relay.inside.order import margin_s
-from perdure.relay.opening import Opening, Wish, discard, prepare
 from perdure.relay.prospects import prospect
 from perdure.relay.records import Relay, WhenExhausted
 from perdure.relay.store import Store
 from perdure.relay.words import sentence
+
+if TYPE_CHECKING:
+    from perdure.relay.opening import Opening, Wish
 
 Target = Annotated[
     list[str],
@@ -109,6 +111,8 @@ def start_command(
     Everything is checked, packed and shown first. Then it is driven and shown, until it is done; Ctrl-C leaves it
     as it is, and perdure relay watch goes on.
     """
+    from perdure.relay.opening import Wish
+
     home = find_home()
     platform_name, place = where(on, home)
     wish = Wish(
@@ -142,6 +146,8 @@ def start_command(
 
 
 def _begin(wish: Wish, platform: Platform, store: Store, *, dry_run: bool) -> Relay | None:
+    from perdure.relay.opening import discard, prepare
+
     now_s = time.time()
     opening = prepare(wish, platform, store.home, store.names(), now_s)
     try:
