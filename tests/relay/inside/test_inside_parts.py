@@ -207,7 +207,7 @@ def test_only_a_run_that_was_to_go_on_is_stopped_for_beginning_afresh(tmp_path, 
     stopped = []
     path = tmp_path / "report.json"
     watcher = Watcher(
-        read_order(tmp_path / "order.json"), path, tmp_path, 1e9, lambda _: None, lambda: stopped.append(1)
+        read_order(tmp_path / "order.json"), path, tmp_path, 1e9, lambda _: None, stop=lambda: stopped.append(1)
     )
 
     def tell(**run):

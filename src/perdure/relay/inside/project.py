@@ -45,6 +45,11 @@ class ProjectCopies:
         except OSError as error:
             warn(f"the project cannot be laid out in {self._working}: {error}")
 
+    @property
+    def count(self) -> int:
+        """Files and folders that were laid out."""
+        return len(self._copies) + len(self._folders)
+
     def take_back(self) -> None:
         """Take away what nobody changed, and folders that are empty."""
         for path, stamp in self._copies.items():

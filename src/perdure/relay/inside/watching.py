@@ -12,7 +12,7 @@ from perdure.core.clock import SystemClock
 from perdure.core.say import warn
 from perdure.platforms.report import SessionReport, read_report
 from perdure.relay.inside.beat import beat
-from perdure.relay.inside.clutter import clutter
+from perdure.relay.inside.clutter import FILES_MOST, clutter
 from perdure.relay.inside.order import InsideOrder
 
 _BEATS = 1000
@@ -29,6 +29,7 @@ class Watcher(threading.Thread):
         working: The working folder.
         deadline_s: When its window closes, on the scale of ``SystemClock.monotonic()``.
         seen: Called at each beat with how the runs stand.
+        brought: Files and folders in the working folder that are taken away at the end.
         stop: Asks the script to stop.
 
     Attributes:
@@ -42,6 +43,7 @@ class Watcher(threading.Thread):
         working: Path,
         deadline_s: float,
         seen: Callable[[SessionReport | None], None],
+        brought: int = 0,
         stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
         super().__init__(name="perdure-watch", daemon=True)
@@ -51,6 +53,7 @@ class Watcher(threading.Thread):
         self._working = working
         self._deadline_s = deadline_s
         self._seen = seen
+        self._brought = brought
         self._stop_script = stop
         self._clock = SystemClock()
         self._over = threading.Event()
@@ -102,7 +105,7 @@ class Watcher(threading.Thread):
     def _check_clutter(self) -> None:
         """Said early and once: at the end of a session it is too late."""
         if not self._cluttered:
-            self._cluttered = clutter(self._working)
+            self._cluttered = clutter(self._working, FILES_MOST + self._brought)
             if self._cluttered:
                 warn(self._cluttered)
 

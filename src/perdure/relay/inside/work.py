@@ -77,6 +77,7 @@ class InsideSession:
         self._started_s = self._session_started_s()
         self._report = self._settings.report or scratch / "report.json"
         self._may_stop = True
+        self._asked = False
         self._marking = threading.RLock()  # three threads know something that belongs into it
         self._marker = Marker(
             relay=order.relay,
@@ -124,9 +125,9 @@ class InsideSession:
             self._order, self._working / "perdure", [item.folder for item in resumed], self._note_mirror
         )
         deadline_s = self._started_s + self._order.window_s
-        watcher = Watcher(self._order, self._report, self._working, deadline_s, self._note_runs)
         copies = ProjectCopies(self._scratch / "project", self._working)
         copies.lay_out()
+        watcher = Watcher(self._order, self._report, self._working, deadline_s, self._beat, copies.count)
         session = Session(self._session_order(roots), environment)
         watcher.start()
         mirror.start()
@@ -189,6 +190,13 @@ class InsideSession:
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self._may_stop:
             raise _Asked
+        self._asked = True  # while the script was being started: nobody has told it
+
+    def _beat(self, report: SessionReport | None) -> None:
+        self._note_runs(report)
+        if self._asked:
+            self._asked = False
+            os.kill(os.getpid(), signal.SIGTERM)
 
     # ---------------------------------------------------------------- the marker
 
