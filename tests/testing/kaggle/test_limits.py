@@ -5,6 +5,10 @@ import time
 
 import pytest
 
+from perdure.testing.kaggle import Rules, Switches
+from perdure.testing.kaggle.hours import hours
+from perdure.testing.kaggle.world import EmulatedSession
+
 SLEEP = "import time; open('left', 'w').write('mine'); print('begun', flush=True); time.sleep(60)"
 T4 = {"machine_shape": "NvidiaTeslaT4"}
 QUOTA = """
@@ -166,3 +170,30 @@ def test_a_session_waits_in_the_queue(kaggle):
     assert client.status("first-script")[0] == "QUEUED"
     client.wait("first-script")
     assert emulator.sessions()[0].started_s - emulator.sessions()[0].pushed_s >= 0.5
+
+
+def gpu_session(started_s, ended_s=None, timeout_s=None):
+    stage = "running" if ended_s is None else "ended"
+    return EmulatedSession(1, "s", 1, "NvidiaTeslaT4", "gpu", started_s, stage, timeout_s, started_s, ended_s)
+
+
+def stand(sessions, now_s, switches=Switches(), **rules):
+    return hours(
+        "gpu", sessions, Rules(window_s=50, gpu_quota_s=100, refresh_every_s=1000, **rules), switches, 0.0, now_s
+    )
+
+
+def test_a_session_counts_in_the_period_in_which_it_ran():
+    over_the_refresh = gpu_session(980, 1030)
+    assert stand([gpu_session(980)], 999).used_s == 19
+    assert stand([over_the_refresh], 1500).used_s == 30
+    assert stand([over_the_refresh], 2500).used_s == 0
+    assert stand([], 1500).refresh_at_s == 2000
+    assert (stand([], 500, gpu_used_s=40).used_s, stand([], 1500, gpu_used_s=40).used_s) == (40, 0)
+
+
+def test_a_time_out_shortens_what_is_reserved_or_does_not():
+    running = gpu_session(100, timeout_s=20)
+    assert stand([running], 105).reserved_s == 15
+    assert stand([running], 105, Switches(timeout_reserves=False)).reserved_s == 45
+    assert stand([gpu_session(100, 120)], 130).reserved_s == 0
