@@ -205,6 +205,7 @@ class Sessions(threading.Thread):
             "https_proxy": _NOWHERE,
         }
         told |= self._network if session.internet else {}
+        told |= {"TPU_ACCELERATOR_TYPE": "v5e-8"} if MACHINES[session.machine].resource == "tpu" else {}
         told |= {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         scene = folder / "scene.txt"
         return told | self.scenery.environment(
