@@ -437,6 +437,17 @@ def test_stop_now_ends_it_at_once(tmp_path: Path) -> None:
     assert (it.relay.state, it.platform.running()) == ("stopped", [])
 
 
+def test_stop_now_does_not_take_a_hidden_session_for_gone(tmp_path: Path) -> None:
+    it = set_up(tmp_path, lambda each: Course(runs_s=each.window_s, stops=False, hidden_s=PACE.settle_s - 1))
+    it.tick()
+    stop_relay(it.store, it.relay_id, it.clock.time(), now=True)
+    it.tick()
+    assert it.relay.state == "stopping"
+    resume_relay(it.store, it.relay_id, it.clock.time())
+    assert it.until_rest().state == "done"
+    assert it.platform.most_at_once() == 1
+
+
 def test_stop_while_a_session_may_have_begun_leaves_none_behind(tmp_path: Path) -> None:
     it = set_up(tmp_path, lambda submission: Course(runs_s=submission.window_s, hidden_s=60.0))
     it.platform.after = failing("submit", [UncertainError("no answer")])

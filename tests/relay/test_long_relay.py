@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from relay.steady import PACE, stage
-
 from perdure.platforms.protocol import Pace
 from perdure.testing.clock import FakeClock
 from perdure.testing.platform import Course, ScriptedPlatform
+from relay.steady import PACE, stage
 
 SESSIONS = 1000
 SIZE_MOST_BYTES = 1_500_000

@@ -208,7 +208,7 @@ class Tick:
         try:
             stopping = self._platform.stop(session.handle, now=action.now)
         except NotThereError:
-            stopping = Stopping(action.now, "the platform shows no such session")
+            stopping = Stopping(False, "the platform shows no such session")  # which may be hidden, and run
         except RefusedError as error:
             stopping = Stopping(False, error.what)
         observed = {number: seen for number, seen in self._seen.observed.items() if number != action.number}

@@ -176,7 +176,7 @@ def _is_stuck(session: SessionRecord, observed: Observation, now_s: float, terms
 
 def _missing(relay: Relay, session: SessionRecord, since_s: float, now_s: float, terms: Terms) -> Action:
     """A session that the platform does not show: it may run all the same, so its window is waited for."""
-    wait_s = session.window_s + terms.pace.lag_s
+    wait_s = terms.pace.lag_s + (terms.pace.settle_s if relay.stop == "now" else session.window_s)
     if now_s >= since_s + wait_s or relay.told == "now":
         return End(session.number, "the platform shows no such session any more")
     reason = (
