@@ -13,51 +13,19 @@ time of its own: four blocks in a row, with all waiting inside the clock, over t
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import random
-import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from common import Work, about, folder_for, parser, report, spread
 
 import perdure
 
 STEPS = 8
-RESULTS = Path(__file__).parent / "results"
-
-
-class Work:
-    """The training that everybody saves."""
-
-    def __init__(self, layers: int) -> None:
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, dropout=0.1)
-        self.model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.x_BTC = torch.randn(8, 64, 768)
-
-    def step(self) -> None:
-        loss = self.model(self.x_BTC).square().mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-
-    @property
-    def nbytes(self) -> int:
-        parameters = sum(p.nbytes for p in self.model.parameters())
-        state = sum(t.nbytes for s in self.optimizer.state.values() for t in s.values())
-        return parameters + state
 
 
 class Contender:
@@ -283,10 +251,6 @@ def measure(contenders: list[Contender], rounds: int, order: random.Random) -> d
     }
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
-
-
 def made(work: Work, root: Path) -> tuple[list[Contender], dict[str, str]]:
     contenders: list[Contender] = [Contender(work, root / "none")]
     missing = {}
@@ -299,30 +263,21 @@ def made(work: Work, root: Path) -> tuple[list[Contender], dict[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=8, help="8 are 0.7 GB with the optimizer's state")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=None, help="on the disk to measure")
-    parser.add_argument("--save", action="store_true", help="keep the figures in benchmarks/results")
-    options = parser.parse_args()
-    work = Work(options.layers)
+    """Measure, print, and keep if asked to."""
+    options_of = parser(__doc__, rounds=5)
+    options_of.add_argument("--layers", type=int, default=8, help="8 are 0.7 GB with the optimizer's state")
+    options_of.add_argument("--width", type=int, default=768)
+    options = options_of.parse_args()
+    work = Work(options.layers, options.width)
     work.step()
-    with tempfile.TemporaryDirectory(dir=options.folder) as root:
-        contenders, missing = made(work, Path(root))
+    with folder_for(options) as folder:
+        contenders, missing = made(work, folder)
         figures = measure(contenders, options.rounds, random.Random(0))
-    result = {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpu_count": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "state_bytes": work.nbytes,
-        "rounds": options.rounds,
-        "missing": missing,
-        "figures": figures,
-    }
-    print(json.dumps(result, indent=2))
-    if options.save:
-        (RESULTS / "saving.json").write_text(json.dumps(result, indent=2) + "\n")
+        packages = ("torchsnapshot", "moonclip", "lightning")
+        result = about(folder, packages) | {"state_bytes": work.nbytes, "rounds": options.rounds}
+        report("saving", result | {"missing": missing, "figures": figures}, save=options.save)
+    sys.stdout.flush()
+    os._exit(0)  # or the run, which is not over, would look for its folder
 
 
 if __name__ == "__main__":
