@@ -176,6 +176,23 @@ def test_a_file_that_stays_damaged_is_refused(platform, working, relay, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+def test_a_file_that_comes_short_is_not_taken_for_whole(platform, working, relay, tmp_path):
+    real, short = platform.fetch, True
+
+    def fetch(handle, wanted, target, progress=None):
+        paths = real(handle, wanted, target, progress)
+        if short and "submission.csv" in wanted:
+            os.truncate(target / "submission.csv", 5)
+        return paths
+
+    platform.fetch = fetch
+    with pytest.raises(CorruptError, match="submission.csv is listed and does not come whole"):
+        fetch_run(platform, relay, tmp_path / "out")
+    short = False
+    fetch_run(platform, relay, tmp_path / "out")
+    assert (tmp_path / "out/submission.csv").read_bytes() == (working / "submission.csv").read_bytes()
+
+
 def test_an_older_checkpoint_that_stays_damaged_is_left_out_and_named(relay, tmp_path):
     working = tmp_path / "left"
     leave_run(working, [100, 200], status="finished", frozen=0)  # nothing that they could share
