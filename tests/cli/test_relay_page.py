@@ -187,7 +187,7 @@ def test_what_was_seen_is_kept_and_what_is_damaged_counts_as_not_seen(tmp_path: 
     assert Glance.read(tmp_path) == seen
     (tmp_path / "glance.json").write_text('{"format": 1, "live": 3}')
     assert Glance.read(tmp_path) == Glance()
-    seen.write(tmp_path / "not there")
+    seen.write(tmp_path / "glance.json" / "x")  # as little as a full disk
 
 
 def test_what_has_happened_is_told_once() -> None:

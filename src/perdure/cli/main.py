@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -85,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PerdureError as error:
         complain(error.args[0], error.hint)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR
+    except sqlite3.Error as error:
+        complain(f"the database of relays: {error}", "is the disk full? PERDURE_HOME names another folder")
+        return EXIT_ERROR
     except _UsageError as error:
         complain(*_usage(error))
         return EXIT_USAGE

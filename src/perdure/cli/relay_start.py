@@ -18,6 +18,7 @@ from perdure.cli.relay_watch import follow
 from perdure.core.errors import ConfigError, RelayError
 from perdure.core.intervals import format_bytes, format_duration, parse_duration
 from perdure.platforms.protocol import Platform
+from perdure.relay.driving import Glance
 from perdure.relay.home import Home, find_home
 from perdure.relay.hours import least_s
 from perdure.relay.inside.order import margin_s
@@ -156,7 +157,9 @@ def _begin(wish: Wish, platform: Platform, store: Store, *, dry_run: bool) -> Re
             note("nothing was begun: leave --dry-run out to begin")
             discard(opening, store.home)
             return None
-        return store.create(opening.relay.id, opening.relay.order, now_s)
+        relay = store.create(opening.relay.id, opening.relay.order, now_s)
+        Glance(now_s, quotas=opening.quotas).write(store.home.relay(relay.id))
+        return relay
     except RelayError:
         discard(opening, store.home)
         raise

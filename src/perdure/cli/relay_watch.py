@@ -25,6 +25,9 @@ ONCE_S = 120.0
 LINE_EVERY_POLLS = 5
 """Outside of a terminal, a line about the training comes once in so many looks."""
 
+WAITING_EVERY_S = 3600.0
+"""The same, while it waits."""
+
 ROWS = 5
 """Sessions that are shown in a terminal while it goes on."""
 
@@ -148,20 +151,21 @@ class _Plain:
         for driver in drivers:
             relay = driver.relay
             known = self._before.get(relay.id)
-            if known is not None and known.revision == relay.revision and not self._is_due(driver):
+            if known is not None and known.revision == relay.revision and not self._is_due(driver, relay):
                 continue
             for told in changes(known, relay):
                 _say_at(f"{relay.order.name}: {told}")
             self._before[relay.id] = relay
             self._stand(driver, relay)
 
-    def _is_due(self, driver: Driver) -> bool:
-        said_s, _ = self._said.get(driver.relay_id, (-1e9, ""))
-        return time.monotonic() - said_s >= max(2.0, LINE_EVERY_POLLS * driver.platform.pace.poll_s)
+    def _is_due(self, driver: Driver, relay: Relay) -> bool:
+        said_s, _ = self._said.get(relay.id, (-1e9, ""))
+        every_s = WAITING_EVERY_S if relay.state == "waiting" else LINE_EVERY_POLLS * driver.platform.pace.poll_s
+        return time.monotonic() - said_s >= max(2.0, every_s)
 
     def _stand(self, driver: Driver, relay: Relay) -> None:
         line = short_line(page_of(driver.store, relay, driver.glance))
-        if self._is_due(driver) and line != self._said.get(relay.id, (0.0, ""))[1]:
+        if self._is_due(driver, relay) and line != self._said.get(relay.id, (0.0, ""))[1]:
             _say_at(line)
             self._said[relay.id] = (time.monotonic(), line)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -44,6 +45,7 @@ class Glance:
     def write(self, folder: Path) -> None:
         """Keep it in the folder of a relay. A full disk must not stop a relay: then it is not kept."""
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / GLANCE, {"format": 1, **asdict(self)})
         except OSError:
             return
@@ -101,8 +103,13 @@ class Driver:
 
     def step(self) -> None:
         """Do what is due, and look. ``wake_s`` is then when to step again; None when there is nothing to do."""
-        due_s = self._tick(self.relay_id)
-        relay = self.relay
+        try:
+            due_s = self._tick(self.relay_id)
+            relay = self.relay
+        except sqlite3.OperationalError as error:  # a full disk, or one that is gone: it may come back
+            self.glance = replace(self.glance, problem=f"the database of relays: {error}")
+            self.wake_s = self._clock() + max(self.platform.pace.poll_s, 1.0)
+            return
         self._look(relay)
         now_s = self._clock()
         if relay.state in _OVER:
