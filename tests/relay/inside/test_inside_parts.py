@@ -130,8 +130,9 @@ def test_hidden_cards_count_and_nothing_is_looked_for_where_nothing_was_asked():
 def test_a_tpu_is_known_by_what_the_platform_announces():
     tpu = Asked("tpu", 0, "", "tpu")
     assert check_accelerator(tpu, "kaggle", {"TPU_ACCELERATOR_TYPE": "v5e-8"}) == ["v5e-8"]
-    with pytest.raises(Refused, match="no TPU"):
-        check_accelerator(tpu, "kaggle", {})
+    with pytest.raises(Refused, match="this session has Tesla T4"):
+        check_accelerator(tpu, "kaggle", {}, read=lambda: Cards(cards=(Card(0, "GPU-0", "Tesla T4"),)))
+    check_accelerator(tpu, "kaggle", {}, read=Cards)  # no sign of one proves nothing
 
 
 def test_a_session_with_another_card_ends_at_once_and_says_refused(tmp_path, fake_folder):

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from perdure.core.say import warn
 from perdure.hardware.cards import Cards, read_cards
 from perdure.hardware.fixes import fix
 from perdure.relay.inside.order import Asked
@@ -42,7 +43,7 @@ def check_accelerator(
         Refused: It is another one, or none.
     """
     if asked.resource == "tpu":
-        return _check_tpu(asked, environment)
+        return _check_tpu(asked, platform, environment, _read_within(read, answer_most_s))
     if not asked.cards:
         return []
     cards = _read_within(read, answer_most_s)
@@ -71,9 +72,15 @@ def _read_within(read: Callable[[], Cards], most_s: float) -> Cards | None:
     return found[0] if found else None
 
 
-def _check_tpu(asked: Asked, environment: Mapping[str, str]) -> list[str]:
-    """A TPU is announced by the platform's variables, or by its devices."""
+def _check_tpu(asked: Asked, platform: str, environment: Mapping[str, str], cards: Cards | None) -> list[str]:
+    """By the platform's variables, or by devices. That none is seen proves nothing, so it is only said."""
     told = next((environment[name] for name in _TPU_VARIABLES if environment.get(name)), "")
     if told or any(any(Path("/dev").glob(pattern)) for pattern in _TPU_DEVICES):
         return [told or "TPU"]
-    raise Refused(f"{asked.name} was asked for, and this session has no TPU: start the relay again, or without one")
+    names = [card.name for card in cards.cards if not card.lost] if cards else []
+    if names:
+        raise Refused(
+            f"{asked.name} was asked for, and this session has {' + '.join(names)}: {fix('not-given', platform)}"
+        )
+    warn(f"{asked.name} was asked for, and nothing here shows that there is one")
+    return []
