@@ -20,6 +20,7 @@ from pages import PAGES, REPOSITORY, Block, anchors, blocks, commands, links, sh
 from perdure.cli.main import app
 from perdure.core import errors, settings
 from perdure.platforms.command import NOTEBOOK_OUTPUT
+from perdure.relay.home import HOME
 
 CANNOT_RUN = ("make ", "pip ", "git ", "export ", "cd ")
 
@@ -104,7 +105,7 @@ def test_the_tree_of_errors_is_the_one_in_the_code() -> None:
 def test_every_environment_variable_is_in_the_reference() -> None:
     page = (REPOSITORY / "docs/reference/environment.md").read_text()
     documented = set(re.findall(r"^\| `(PERDURE_\w+)`", page, re.MULTILINE))
-    assert documented - {NOTEBOOK_OUTPUT} == {
+    assert documented - {NOTEBOOK_OUTPUT, HOME} == {
         value for value in vars(settings).values() if isinstance(value, str) and value.startswith("PERDURE_")
     }
 
