@@ -29,6 +29,7 @@ class LoaderBook:
 
     def __init__(self) -> None:
         self._existing: dict[int, weakref.ref[Any]] = {}
+        self._persistent: list[weakref.ref[tud.DataLoader[Any]]] = []
         self._loaders: list[tuple[Source, str]] = []
         self._used: list[tuple[Source, int, str]] = []
         self._saved: list[Mapping[str, Any]] = []
@@ -44,6 +45,8 @@ class LoaderBook:
             except TypeError:  # cannot be referred to weakly
                 continue
             if is_loader:
+                if value.persistent_workers and value.generator is None:
+                    self._persistent.append(weakref.ref(value))
                 source = make_source(value, is_tracked=lambda _: False)
                 self._loaders.append((source, _fingerprint(source)))
 
@@ -53,14 +56,7 @@ class LoaderBook:
         Its first pass in each process draws one number from torch's generator, later ones draw none. So a resumed
         run draws one more, and nothing can be done about it from here.
         """
-        loaders = (ref() for ref in self._existing.values())
-        return any(
-            isinstance(loader, tud.DataLoader)
-            and loader.persistent_workers
-            and loader.generator is None
-            and getattr(loader, "_iterator", None) is not None
-            for loader in loaders
-        )
+        return any(getattr(ref(), "_iterator", None) is not None for ref in self._persistent)
 
     def knows(self, loader: Any) -> bool:
         """Whether a loader was made before the loop."""

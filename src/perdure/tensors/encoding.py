@@ -23,6 +23,7 @@ from perdure.tensors import dtypes
 from perdure.tensors.carried import At, GeneratorState, LiveCode, Pickled
 from perdure.tensors.decoding import unflatten
 from perdure.tensors.regions import Block, Extent, block_of, extent_of, overlapping
+from perdure.tensors.streaming import STREAM_FROM_BYTES, CardBytes
 
 __all__ = ["Encoded", "Group", "Leaf", "encode", "flatten", "to_buffers", "unflatten"]
 
@@ -95,22 +96,21 @@ class Group:
 
     Attributes:
         extents: They, in the order of the tree.
+        place: The memory that they lie in; while it is the same, so are they.
+        nbytes: Its size, gaps included.
     """
 
     def __init__(self, extents: list[Extent]) -> None:
         self.extents = extents
+        first = extents[0]
+        low, high = (
+            (first.low, first.high)
+            if len(extents) == 1
+            else (min(e.low for e in extents), max(e.high for e in extents))
+        )
+        self.place: tuple[str, int, int] = (first.device, low, high)
+        self.nbytes = high - low
         self._block: Block | None = None
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """The memory that they lie in; while it is the same, so are they."""
-        return self.extents[0].device, min(e.low for e in self.extents), max(e.high for e in self.extents)
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in memory, gaps included."""
-        _, low, high = self.place
-        return high - low
 
     def copy_now(self) -> None:
         """Take the values as they are now; on a GPU this is queued behind what was asked of it so far."""
@@ -145,14 +145,25 @@ class Encoded:
 
 
 def to_buffers(leaves: Iterable[Leaf]) -> list[Buffer]:
-    """The bytes of the leaves in host memory: without a copy where they are there already."""
+    """The bytes of the leaves: without a copy in host memory; what is large and on a card comes over in pieces."""
+    leaves = list(leaves)
+    for device in {
+        leaf.data.device for leaf in leaves if isinstance(leaf.data, torch.Tensor) and leaf.data.is_cuda
+    }:
+        torch.cuda.current_stream(device).synchronize()  # the pieces are read by other threads, in other streams
     return [Buffer(leaf.name, leaf.kind, leaf.dtype, leaf.shape, _bytes_of(leaf.data)) for leaf in leaves]
 
 
-def _bytes_of(data: torch.Tensor | np.ndarray[Any, Any]) -> memoryview:
+def _bytes_of(data: torch.Tensor | np.ndarray[Any, Any]) -> memoryview | CardBytes:
     if isinstance(data, torch.Tensor):
+        if _on_card(data) and data.nbytes >= STREAM_FROM_BYTES:
+            return CardBytes(octets(data))
         return octets(data.cpu()).numpy().data
     return data.reshape(-1).view(np.uint8).data
+
+
+def _on_card(data: torch.Tensor) -> bool:
+    return data.device.type != "cpu"
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:

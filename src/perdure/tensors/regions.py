@@ -71,7 +71,10 @@ def extent_of(value: torch.Tensor | np.ndarray[Any, Any], path: str, place: dict
     if isinstance(value, torch.Tensor):
         itemsize = value.element_size()
         strides = tuple(step * itemsize for step in value.stride())
-        device, start = str(value.device), value.data_ptr()
+        device, start = "cpu" if value.is_cpu else str(value.device), value.data_ptr()
+        if value.is_contiguous():  # nearly all of a model: one look is enough
+            end = start + value.numel() * itemsize
+            return Extent(value, path, place, device, start, end, itemsize, tuple(value.shape), strides)
     else:
         itemsize, strides = value.itemsize, value.strides
         device, start = "cpu", value.__array_interface__["data"][0]
