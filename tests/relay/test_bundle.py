@@ -67,6 +67,18 @@ def test_own_rules_win_over_gits_and_can_bring_back(project):
     assert {item.reason for item in survey(project, "train.py").left} == {".gitignore:1", ".perdureignore:3"}
 
 
+def test_a_path_below_a_folder_that_git_ignores_can_be_taken_along(project):
+    put(project, **{".gitignore": "data/\n", ".perdureignore": "!/data/small/a.csv\n!/data/b.csv\n"})
+    put(project, **{"data/small/a.csv": "x", "data/small/c.csv": "x", "data/b.csv": "x", "data/huge/d.csv": "x"})
+    assert names(project)[2:] == ["data/b.csv", "data/small/a.csv", "model.py", "train.py"]
+    left = {item.name: item.reason for item in survey(project, "train.py").left}
+    assert left == {"data/huge/": ".gitignore:1", "data/small/c.csv": ".gitignore:1"}
+    put(project, **{"data/t.py": "x = 1"})
+    assert "!data/t.py" in refusal(project, "data/t.py").hint
+    put(project, **{".perdureignore": "!data/t.py\n"})
+    assert survey(project, "data/t.py").target == "data/t.py"  # the advice is good
+
+
 def test_rules_of_the_repository_around_a_project_hold(project, tmp_path):
     (tmp_path / ".git" / "info").mkdir(parents=True)
     (tmp_path / ".git" / "info" / "exclude").write_text("*.tmp\n")

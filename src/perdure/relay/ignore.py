@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from pathspec import GitIgnoreSpec
@@ -28,6 +28,7 @@ class _Rules:
     shown: str
     spec: GitIgnoreSpec
     lines: tuple[int, ...]
+    wanted: tuple[str, ...] = ()
 
     def say(self, path: Path, is_folder: bool) -> tuple[bool, str] | None:
         """Whether it stays behind, and which line says so; None if no line speaks of it."""
@@ -37,23 +38,31 @@ class _Rules:
             return None
         return found.include, f"{self.shown}:{self.lines[found.index]}"
 
+    def wants_below(self, folder: Path) -> bool:
+        """Whether a line takes something along that lies below a folder, by its path."""
+        name = folder.relative_to(self.base).as_posix() + "/"
+        return any(pattern.startswith(name) and len(pattern) > len(name) for pattern in self.wanted)
+
 
 @dataclass(frozen=True)
 class Ignore:
     """The rules that hold in one folder of a project.
 
-    A deeper file wins over one further up, and any ``.perdureignore`` over every ``.gitignore``. A file that git
-    tracks although a rule ignores it stays behind all the same: only the rules are read.
+    A deeper file wins over one further up, and any ``.perdureignore`` over every ``.gitignore``: it can also take
+    along a path below a folder that git ignores. A file that git tracks although a rule ignores it stays behind all
+    the same: only the rules are read.
 
     Attributes:
         project: The project.
         git: Rules of ``.gitignore`` files, the deepest first.
         own: Rules of ``.perdureignore`` files, the deepest first.
+        left: Why everything in this folder stays behind that is not taken along by its path; empty if it does not.
     """
 
     project: Path
     git: tuple[_Rules, ...] = ()
     own: tuple[_Rules, ...] = ()
+    left: str = ""
 
     @classmethod
     def of_project(cls, project: Path) -> Ignore:
@@ -79,18 +88,24 @@ class Ignore:
         """
         git = tuple(_read(folder, folder / GIT_RULES, self.project))
         own = tuple(_read(folder, folder / OWN_RULES, self.project))
-        return Ignore(self.project, git + self.git, own + self.own)
+        return Ignore(self.project, git + self.git, own + self.own, self.left)
+
+    def into(self, folder: Path, reason: str) -> Ignore | None:
+        """The rules for looking into a folder that stays behind; None where nothing in it is taken along."""
+        if _always(folder, True) or not any(rules.wants_below(folder) for rules in self.own):
+            return None
+        return replace(self, left=reason)
 
     def reason(self, path: Path, is_folder: bool) -> str:
         """Why something in this folder stays behind: ``".gitignore:3"``; empty if it travels."""
         if always := _always(path, is_folder):
             return always
-        for rules in (*self.own, *self.git):
+        for rules in (*self.own, *(() if self.left else self.git)):
             said = rules.say(path, is_folder)
             if said is not None:
                 ignored, where = said
                 return where if ignored else ""
-        return ""
+        return self.left
 
 
 def _always(path: Path, is_folder: bool) -> str:
@@ -118,7 +133,8 @@ def _read(base: Path, file: Path, project: Path) -> Iterator[_Rules]:
             f"{file} holds a line that is no pattern: {error}", hint="mend it, as git reads it"
         ) from error
     shown = file.relative_to(project).as_posix() if file.is_relative_to(project) else str(file)
-    yield _Rules(base, shown, spec, tuple(number for number, _ in numbered))
+    wanted = tuple(line[1:].strip().lstrip("/") for _, line in numbered if line.startswith("!"))
+    yield _Rules(base, shown, spec, tuple(number for number, _ in numbered), wanted)
 
 
 def _is_rule(line: str) -> bool:

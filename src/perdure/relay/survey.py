@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from perdure.core.errors import BundleError
@@ -96,9 +97,10 @@ def survey(project: Path, target: str, arguments: tuple[str, ...] = ()) -> Surve
         raise BundleError(f"there is no folder {project}", hint="name the project's folder with --project")
     name = below(project, target)
     left: list[Left] = []
-    items = sorted(_walk(project, Ignore.of_project(project), left), key=lambda item: item.name)
-    _check_target(project, name, items, left, arguments)
+    found = islice(_walk(project, Ignore.of_project(project), left), 5 * MOST_FILES)  # not a whole home folder
+    items = sorted(found, key=lambda item: item.name)
     _check_size(items)
+    _check_target(project, name, items, left, arguments)
     _check_links(items, left)
     _check_secrets(items)
     return Survey(project, name, tuple(items), tuple(sorted(left, key=lambda item: item.name)), _notes(items, name))
@@ -115,7 +117,10 @@ def _walk(folder: Path, outer: Ignore, left: list[Left]) -> Iterator[Item]:
         name = path.relative_to(rules.project).as_posix()
         is_folder = entry.is_dir(follow_symlinks=False)
         reason = rules.reason(path, is_folder)
-        if reason:
+        inner = rules.into(path, reason) if reason and is_folder else None
+        if inner:
+            yield from _walk(path, inner, left)
+        elif reason:
             left.append(Left(name + "/" * is_folder, reason))
         elif entry.is_symlink():
             yield Item(name, path, 0, link=_link(rules.project, path, name))
