@@ -97,7 +97,7 @@ class Client:
         return self.call(STATUS, REF=f"emulated-user/{slug}")
 
     def wait(self, slug, words=ENDED):
-        while (status := self.status(slug))[0] not in words:
+        while (status := self.status(slug))[0] not in (*words, *ENDED):
             time.sleep(0.05)
         return status
 

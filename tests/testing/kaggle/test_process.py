@@ -61,7 +61,7 @@ def test_an_emulator_that_is_killed_goes_on_when_it_is_started_again(tmp_path, c
 def test_a_session_that_ended_while_the_emulator_was_away_is_found_ended(tmp_path, client_of):
     with Emulator(tmp_path / "emulator", keep_running=True) as emulator:
         client_of(emulator.environment()).push("first-script", SLOW)
-        while emulator.sessions()[0].stage != "running":
+        while emulator.sessions()[0].stage == "queued":
             time.sleep(0.02)
     time.sleep(2.0)
     with Emulator(tmp_path / "emulator") as emulator:
@@ -72,7 +72,7 @@ def test_a_session_that_ended_while_the_emulator_was_away_is_found_ended(tmp_pat
 def test_a_session_started_just_before_the_emulator_died_is_not_started_twice(tmp_path, client_of):
     with Emulator(tmp_path / "emulator", keep_running=True) as emulator:
         client_of(emulator.environment()).push("first-script", SLOW)
-        while emulator.sessions()[0].stage != "running":
+        while emulator.sessions()[0].stage == "queued":
             time.sleep(0.02)
     document = json.loads((tmp_path / "emulator/world.json").read_text())
     (session,) = document["sessions"].values()
@@ -89,7 +89,7 @@ def test_closing_the_emulator_ends_its_sessions_unless_they_are_to_go_on(tmp_pat
         source = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
         client_of(emulator.environment()).push("first-script", source)
         pid = emulator.store.session_folder(emulator.sessions()[0]) / "host/state.json"
-        while emulator.sessions()[0].stage != "running":
+        while emulator.sessions()[0].stage == "queued":
             time.sleep(0.02)
     assert json.loads(pid.read_text())["state"] == "ended"
 

@@ -90,11 +90,10 @@ class Scenery:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.trouble = ""
-        if not (folder / LIBRARY).exists():
-            try:
-                build_fake_nvml(folder)
-            except (OSError, subprocess.CalledProcessError) as error:
-                self.trouble = f"no emulated cards: the fake NVML cannot be built, is there a C compiler? ({error})"
+        try:
+            _build(folder)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.trouble = f"no emulated cards: the fake NVML cannot be built, is there a C compiler? ({error})"
 
     def environment(self, machine: Machine, scene: Path, path: str, *, nvidia_smi: bool) -> dict[str, str]:
         """What a session on this machine needs so that it meets its cards, and none of the real machine.
@@ -110,3 +109,20 @@ class Scenery:
         (Scene(machine.cards) if machine.cards else Scene(init_error=NO_LIBRARY)).write(scene)
         told = {SCENE_VARIABLE: str(scene), "LD_LIBRARY_PATH": str(self._folder)}
         return {**told, "PATH": f"{self._folder}:{path}"} if nvidia_smi and machine.cards else told
+
+
+_built: dict[str, bytes] = {}
+"""What was compiled by this process: it takes longer than all else at the start of an emulator."""
+
+
+def _build(folder: Path) -> None:
+    if (folder / LIBRARY).exists():
+        return
+    if not _built:
+        build_fake_nvml(folder)
+        _built.update({path.name: path.read_bytes() for path in folder.iterdir()})
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in sorted(_built.items(), reverse=True):  # the library last: it says that all is there
+        (folder / name).write_bytes(content)
+        (folder / name).chmod(0o755)
