@@ -84,6 +84,18 @@ def test_a_session_started_just_before_the_emulator_died_is_not_started_twice(tm
         assert client.log("first-script").count("begun") == 1
 
 
+def test_what_a_push_left_that_died_with_the_emulator_is_in_nobodys_way(tmp_path, client_of):
+    with Emulator(tmp_path / "emulator") as emulator:
+        left = emulator.folder / "sessions" / str(emulator.store.world.next_id + 2)
+        left.mkdir(parents=True)
+        (left / "script.py").write_text("print('never accepted')")
+        client = client_of(emulator.environment())
+        assert client.push("first-script").error == ""
+        assert [str(each.id) for each in emulator.sessions()] == [left.name]
+        client.wait("first-script")
+        assert client.log("first-script").startswith("done\n")
+
+
 def test_closing_the_emulator_ends_its_sessions_unless_they_are_to_go_on(tmp_path, client_of):
     with Emulator(tmp_path / "emulator") as emulator:
         source = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"

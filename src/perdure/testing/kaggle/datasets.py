@@ -191,6 +191,7 @@ class Datasets:
     def _add_version(self, dataset: Dataset, body: dict[str, Any], notes: str) -> None:
         number = dataset.versions[-1].number + 1 if dataset.versions else 1
         folder = self._store.dataset_folder(dataset, number)
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that died with the emulator
         folder.mkdir(parents=True)
         self._place(body, folder)
         now_s = time.time()

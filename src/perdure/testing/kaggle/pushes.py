@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shutil
 import time
 import unicodedata
 from typing import Any
@@ -145,6 +146,7 @@ class Pushes:
             internet=bool(request.get("enableInternet")),
         )
         folder = store.session_folder(session)
+        shutil.rmtree(folder, ignore_errors=True)  # of a push that died with the emulator, and was never accepted
         folder.mkdir(parents=True)
         name = "notebook.ipynb" if request.get("kernelType") == "notebook" else "script.py"
         (folder / name).write_text(text, encoding="utf-8")
