@@ -159,11 +159,10 @@ def mirrored(tmp_path, read):
     """Starts a mirror of the runs below a folder; all notes come back."""
     started = []
 
-    def start(target, resumed=()):
+    def start(target, resumed=(), **more):
         notes = []
-        mirror = Mirror(
-            read(mirror={"to": "s3://bucket", "every_s": 0.05}), tmp_path / "root", resumed, notes.append, target
-        )
+        what = read(mirror={"to": "s3://bucket", "every_s": 0.05})
+        mirror = Mirror(what, tmp_path / "root", resumed, notes.append, target, **more)
         mirror.start()
         started.append(mirror)
         return notes
@@ -209,6 +208,15 @@ def test_a_mirror_that_cannot_be_used_is_said_at_once(mirrored, capfd):
         {"to": "s3://bucket", "state": "off", "reason": "this session has no token for Kaggle", "held": []}
     ]
     assert "checkpoints cannot be mirrored: this session has no token for Kaggle" in capfd.readouterr().err
+
+
+def test_nothing_is_held_where_the_next_save_needs_the_room(tmp_path, mirrored):
+    leave_run(tmp_path / "root", 7)
+    target = Scripted()
+    notes = mirrored(target, disk_bytes=10_000)
+    wait_for(lambda: notes[-1]["state"] == "failing" if notes else False)
+    assert "are too little to hold" in notes[-1]["reason"]
+    assert not target.put_steps
 
 
 def test_a_damaged_checkpoint_is_never_sent(tmp_path, mirrored):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from perdure.checkpoint.manifest import MANIFEST, Manifest
 from perdure.checkpoint.reader import Checkpoint, open_checkpoint, run_folder_of
 from perdure.checkpoint.search import find_checkpoints, look_at
 from perdure.core.clock import SystemClock
-from perdure.core.errors import CheckpointError, CorruptError, PerdureError
+from perdure.core.errors import CheckpointError, CorruptError, PerdureError, PlatformError
+from perdure.core.intervals import format_bytes
 from perdure.core.paths import RunPaths
 from perdure.core.say import say, warn
+from perdure.platforms.box import used_bytes
 from perdure.relay.inside.order import Expected, InsideOrder
 
 _LOOK_MOST_S = 30.0
@@ -92,6 +95,7 @@ class Mirror:
         resumed: Checkpoints that the session began with: a run that has not saved since is sent from there.
         note: Called with how it stands, for the marker.
         target: Where to; by default what the order says.
+        disk_bytes: What the platform's output folder may hold; None for no limit but the disk.
     """
 
     def __init__(
@@ -101,7 +105,9 @@ class Mirror:
         resumed: Sequence[Path],
         note: Callable[[dict[str, Any]], None],
         target: Target | None = None,
+        disk_bytes: int | None = None,
     ) -> None:
+        self._disk_bytes = disk_bytes
         self._to = order.mirror_to
         self._every_s = order.mirror_every_s
         self._root = root
@@ -150,6 +156,7 @@ class Mirror:
                 return
             self._sent_s = self._clock.monotonic()
             try:
+                self._check_room(kept)
                 target.put(kept)
             finally:
                 for item in kept:
@@ -161,6 +168,17 @@ class Mirror:
         except Exception as error:  # noqa: BLE001 - it must not cost a training
             self._sent_s = self._clock.monotonic()  # not again at once
             self._fail("a checkpoint could not be mirrored", error, state="failing")
+
+    def _check_room(self, kept: Sequence[Kept]) -> None:
+        """What is pruned while it is sent keeps its room; the next save of the training must have its own."""
+        needed = sum(size for item in kept for _, size in item.tensors())
+        folder = self._root.parent
+        free = shutil.disk_usage(folder).free
+        if self._disk_bytes is not None:
+            free = min(free, self._disk_bytes - used_bytes(folder))
+        if free < needed:
+            room = format_bytes(max(0, free))
+            raise PlatformError(f"{room} of room are too little to hold {format_bytes(needed)} while they are sent")
 
     def _newest(self) -> list[Path]:
         """The newest checkpoint of each run that looks whole: those of this session, and those it began with."""

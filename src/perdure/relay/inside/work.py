@@ -121,8 +121,13 @@ class InsideSession:
 
     def _run_script(self, roots: Sequence[Path], resumed: Sequence[Resumable]) -> Ending:
         environment = self._session_environment()
+        limits = self._settings.limits.over(self._place.limits) if self._hosted else self._settings.limits
         mirror = Mirror(
-            self._order, self._working / "perdure", [item.folder for item in resumed], self._note_mirror
+            self._order,
+            self._working / "perdure",
+            [item.folder for item in resumed],
+            self._note_mirror,
+            disk_bytes=limits.disk_bytes,
         )
         deadline_s = self._started_s + self._order.window_s
         copies = ProjectCopies(self._scratch / "project", self._working)
