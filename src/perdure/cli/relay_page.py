@@ -18,6 +18,8 @@ OVER = ("done", "stopped", "needs-you")
 """States in which nothing goes on."""
 
 TAIL_MOST = 15
+REASON_MOST = 90
+"""Lines of a log, and letters of a reason in the table."""
 
 ROWS_MOST = 12
 """Sessions in a table for people; ``--json`` has them all."""
@@ -200,7 +202,7 @@ def session_table(page: Page, most: int = ROWS_MOST) -> list[str]:
 def _row(session: SessionRecord, page: Page) -> tuple[str, ...]:
     began_s = session.started_s or session.submitted_s
     until_s = session.ended_s if session.ended_s is not None else page.now_s
-    steps = "+".join(str(stand.step) for stand in session.runs)
+    steps = "+".join(str(stand.step) for stand in session.runs if stand.checkpoint)
     if session.is_open and page.live and page.live.session == session.number:
         steps = "+".join(str(stand.step) for stand in page.live.runs)
     return (
@@ -210,8 +212,12 @@ def _row(session: SessionRecord, page: Page) -> tuple[str, ...]:
         session.outcome or _stage(session),
         steps,
         _accelerator(session.accelerator),
-        session.reason,
+        _cut(session.reason),
     )
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= REASON_MOST else reason[: REASON_MOST - 3].rstrip() + "..."
 
 
 def _stage(session: SessionRecord) -> str:
