@@ -122,7 +122,7 @@ def commit(paths: RunPaths, made: Draft) -> None:
     """
     for file in made.new:
         paths.tensors.mkdir(exist_ok=True)
-        publish(paths.folder / file.file, [file.head, *file.parts], file.nbytes)
+        publish(paths.folder / file.file, file.content(), file.nbytes)
     commit_manifest(paths, made)
 
 

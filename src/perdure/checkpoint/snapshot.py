@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.core.progress import Position
+
+
+class Streamed(Protocol):
+    """Bytes that are not in this memory, and come in pieces."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+
+    def pieces(self) -> Iterator[memoryview]:
+        """All of them, in order, as often as it is called; a piece is valid until the one behind the next."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +29,7 @@ class Buffer:
         kind: ``"tensor"``, ``"array"`` or ``"bytes"``.
         dtype: safetensors' name of the type: ``"F32"``, ``"BF16"``, ``"U8"`` ...
         shape: Sizes; their product times the item size is the number of bytes.
-        data: The bytes, row-major, as one contiguous ``memoryview`` of format ``"B"``.
+        data: The bytes, row-major, as one contiguous ``memoryview`` of format ``"B"``, or in pieces.
         digest: Their digest, where it was computed while they were copied; empty if it is still to be.
     """
 
@@ -26,7 +37,7 @@ class Buffer:
     kind: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    data: memoryview | Streamed
     digest: str = ""
 
 

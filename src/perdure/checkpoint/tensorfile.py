@@ -6,15 +6,18 @@ header: name, header and bytes can be checked against one another without a mani
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import xxhash
+
 from perdure.checkpoint.manifest import Entry, digest_of
 from perdure.checkpoint.pieces import BLOCK_BYTES
-from perdure.checkpoint.snapshot import Buffer
+from perdure.checkpoint.snapshot import Buffer, Streamed
 
 ALIGNMENT = 64
 """The data of a file begins at a multiple of this; every region then lies at a multiple of its item size."""
@@ -56,9 +59,27 @@ class TensorFile:
 
     file: str
     head: bytes
-    parts: tuple[memoryview, ...]
+    parts: tuple[memoryview | Streamed, ...]
     entries: tuple[Entry, ...]
     nbytes: int
+
+    def content(self) -> Iterator[bytes | memoryview]:
+        """All of it, in order. What comes in pieces is proved once more: it was digested in an earlier pass.
+
+        Raises:
+            OSError: It is not what was digested.
+        """
+        yield self.head
+        for part, entry in zip(self.parts, self.entries, strict=True):
+            if isinstance(part, memoryview):
+                yield part
+                continue
+            state = xxhash.xxh3_128()
+            for piece in part.pieces():
+                state.update(piece)
+                yield piece
+            if state.hexdigest() != entry.digest:
+                raise OSError(errno.EIO, f"{entry.name} was changed while it was saved", self.file)
 
 
 @dataclass(frozen=True)
@@ -82,7 +103,16 @@ def hash_buffer(buffer: Buffer) -> Hashed:
         raise ValueError(f"buffer {buffer.name!r}: safetensors has no dtype {buffer.dtype!r}")
     if buffer.data.nbytes != size * math.prod(buffer.shape):
         raise ValueError(f"buffer {buffer.name!r}: {buffer.data.nbytes} bytes for {buffer.dtype} of {buffer.shape}")
-    return Hashed(buffer, buffer.digest or digest_of(buffer.data))
+    return Hashed(buffer, buffer.digest or _digest(buffer.data))
+
+
+def _digest(data: memoryview | Streamed) -> str:
+    if isinstance(data, memoryview):
+        return digest_of(data)
+    state = xxhash.xxh3_128()
+    for piece in data.pieces():
+        state.update(piece)
+    return state.hexdigest()
 
 
 def plan_file(hashed: Sequence[Hashed]) -> TensorFile:

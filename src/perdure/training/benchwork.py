@@ -50,5 +50,5 @@ class BenchWork:
     @property
     def nbytes(self) -> int:
         """Bytes of parameters and optimizer state."""
-        moments = sum(v.nbytes for state in self.optimizer.state.values() for v in state.values())
+        moments = sum(int(v.nbytes) for state in self.optimizer.state.values() for v in state.values())
         return sum(p.nbytes for p in self.model.parameters()) + moments

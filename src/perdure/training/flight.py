@@ -165,7 +165,9 @@ class Flight:
         bad = {
             group.place
             for group, buffer in zip(groups, buffers, strict=True)
-            if group.place in names and holds_nan_or_inf(buffer.data, buffer.dtype)
+            if group.place in names
+            and isinstance(buffer.data, memoryview)  # a copy always is
+            and holds_nan_or_inf(buffer.data, buffer.dtype)
         }
         return [name for place, name in names.items() if place in bad]
 
