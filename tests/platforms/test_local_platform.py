@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from perdure.core.errors import ConfigError, NotThereError, RefusedError
-from perdure.platforms import host
+from perdure.platforms import host, local_platform
 from perdure.platforms.local_platform import MACHINE, NONE, LocalPlatform, from_place
 from perdure.platforms.protocol import Handle, Observation, Submission
 from perdure.platforms.reach import reach
-from perdure.relay.bundle import make_bundle
+from perdure.relay.bundle import Bundle, make_bundle
 
 WITHIN_S = 60.0
 
@@ -28,17 +28,22 @@ def platform(tmp_path: Path) -> LocalPlatform:
     return LocalPlatform(tmp_path / "place", window_s=60.0)
 
 
-def submission(tmp_path: Path, script: str, slug: str = "perdure-test-1", **changed: object) -> Submission:
-    project = tmp_path / f"project-{slug}"
-    project.mkdir(exist_ok=True)
-    (project / "train.py").write_text(script)
-    bundle = make_bundle(project, "train.py", tmp_path / f"{slug}.tar.xz")
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A project whose script does what its argument says."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "train.py").write_text("import sys\nexec(sys.argv[1])\n")
+    return make_bundle(project, "train.py", tmp_path_factory.mktemp("bundle") / "bundle.tar.xz")
+
+
+def submission(bundle: Bundle, script: str, slug: str = "perdure-test-1", **changed: object) -> Submission:
     order = {
         "format": 1,
         "relay": "0123abcd",
         "session": 1,
         "slug": slug,
         "target": "train.py",
+        "arguments": [script],
         "window_s": 60.0,
         "margin_s": 1.0,
         "mount_wait_s": 1.0,
@@ -73,12 +78,14 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_session_runs_the_project_and_leaves_its_output(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_a_session_runs_the_project_and_leaves_its_output(
+    platform: LocalPlatform, bundle: Bundle, tmp_path: Path
+) -> None:
     script = (
         "import os, pathlib\npathlib.Path('deep').mkdir()\npathlib.Path('deep/out.bin').write_bytes(b'12345')\n"
     )
     handle = platform.submit(
-        submission(tmp_path, script + "print('cards:', repr(os.environ['CUDA_VISIBLE_DEVICES']))")
+        submission(bundle, script + "print('cards:', repr(os.environ['CUDA_VISIBLE_DEVICES']))")
     )
     assert platform.find("perdure-test-1") == handle
     assert ended(platform, handle).state == "complete"
@@ -99,9 +106,9 @@ def test_a_session_runs_the_project_and_leaves_its_output(platform: LocalPlatfor
 
 
 def test_the_output_of_an_earlier_session_is_an_input_that_cannot_be_written_to(
-    platform: LocalPlatform, tmp_path: Path
+    platform: LocalPlatform, bundle: Bundle, tmp_path: Path
 ) -> None:
-    first = platform.submit(submission(tmp_path, "open('state.txt', 'w').write('from the first')"))
+    first = platform.submit(submission(bundle, "open('state.txt', 'w').write('from the first')"))
     ended(platform, first)
     (platform.folder / "inputs/datasets/me/data").mkdir(parents=True)
     (platform.folder / "inputs/datasets/me/data/x.csv").write_text("1,2")
@@ -116,9 +123,7 @@ try:
 except OSError as error:
     print(type(error).__name__)
 """
-    second = platform.submit(
-        submission(tmp_path, script, "perdure-test-2", sessions=(first,), datasets=("me/data",))
-    )
+    second = platform.submit(submission(bundle, script, "perdure-test-2", sessions=(first,), datasets=("me/data",)))
     ended(platform, second)
     lines = platform.logs(second).lines
     assert "['datasets/me/data/x.csv', 'notebooks/local/perdure-test-1/state.txt']" in lines
@@ -129,35 +134,47 @@ except OSError as error:
     assert (tmp_path / "here/state.txt").read_text() == "from the first"
 
 
+def test_a_large_bundle_lies_beside_the_source(
+    platform: LocalPlatform, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_platform, "INLINE_BYTES", 1000)
+    handle = platform.submit(submission(bundle, "print('carried')"))
+    assert ended(platform, handle).state == "complete"
+    assert "carried" in platform.logs(handle).lines
+    assert (Path(handle.ref) / "source.py").stat().st_size < bundle.size_bytes
+
+
 def test_an_input_that_is_not_there_is_refused_before_anything_begins(
-    platform: LocalPlatform, tmp_path: Path
+    platform: LocalPlatform, bundle: Bundle, tmp_path: Path
 ) -> None:
     with pytest.raises(RefusedError) as caught:
-        platform.submit(submission(tmp_path, "", datasets=("me/none",)))
+        platform.submit(submission(bundle, "", datasets=("me/none",)))
     assert caught.value.code == "sources"
     assert platform.find("perdure-test-1") is None
 
 
-def test_stop_lets_a_session_end_and_now_kills_it(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_stop_lets_a_session_end_and_now_kills_it(platform: LocalPlatform, bundle: Bundle, tmp_path: Path) -> None:
     script = (
         "import pathlib, time\npathlib.Path('saved').write_text('x')\nprint('begun', flush=True)\ntime.sleep(60)\n"
     )
-    handle = platform.submit(submission(tmp_path, script))
+    handle = platform.submit(submission(bundle, script))
     wait_for(platform, handle, "begun")
     assert platform.files(handle) == ()
     assert platform.observe(handle).state == "running"
     assert platform.stop(handle, now=True).done
     assert platform.observe(handle).state == "stopped"
     assert "saved" in {each.name for each in platform.files(handle)}
-    kind = platform.submit(submission(tmp_path, script, "perdure-test-2"))
+    kind = platform.submit(submission(bundle, script, "perdure-test-2"))
     wait_for(platform, kind, "begun")
     assert platform.stop(kind, now=False).done
     assert ended(platform, kind).state in ("complete", "failed")
 
 
-def test_a_session_is_killed_at_the_end_of_its_window(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_a_session_is_killed_at_the_end_of_its_window(
+    platform: LocalPlatform, bundle: Bundle, tmp_path: Path
+) -> None:
     script = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('begun', flush=True)\ntime.sleep(60)"
-    handle = platform.submit(submission(tmp_path, script, window_s=4.0))
+    handle = platform.submit(submission(bundle, script, window_s=4.0))
     seen = ended(platform, handle)
     assert (seen.state, seen.message) == ("failed", "it was killed at the end of its window")
 
@@ -172,9 +189,11 @@ input()
 """
 
 
-def test_a_session_outlives_the_process_that_submitted_it(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_a_session_outlives_the_process_that_submitted_it(
+    platform: LocalPlatform, bundle: Bundle, tmp_path: Path
+) -> None:
     script = "import time\nprint('begun', flush=True)\ntime.sleep(2)\nprint('end', flush=True)\n"
-    (tmp_path / "submission").write_bytes(pickle.dumps(submission(tmp_path, script)))
+    (tmp_path / "submission").write_bytes(pickle.dumps(submission(bundle, script)))
     command = [sys.executable, "-c", _SUBMITTER, str(platform.folder), str(tmp_path / "submission")]
     submitter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert submitter.stdout is not None
@@ -187,9 +206,11 @@ def test_a_session_outlives_the_process_that_submitted_it(platform: LocalPlatfor
     assert "end" in platform.logs(handle).lines
 
 
-def test_a_session_whose_host_died_is_ended_for_good(platform: LocalPlatform, tmp_path: Path) -> None:
+def test_a_session_whose_host_died_is_ended_for_good(
+    platform: LocalPlatform, bundle: Bundle, tmp_path: Path
+) -> None:
     script = "import os, time\nprint('begun', flush=True)\nopen('pid', 'w').write(str(os.getpid()))\nprint('written', flush=True)\ntime.sleep(60)\n"
-    handle = platform.submit(submission(tmp_path, script))
+    handle = platform.submit(submission(bundle, script))
     wait_for(platform, handle, "written")
     os.kill(host.read(Path(handle.ref)).pid, signal.SIGKILL)
     seen = ended(platform, handle)

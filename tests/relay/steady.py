@@ -14,7 +14,7 @@ from perdure.relay.store import Store
 from perdure.testing.clock import FakeClock
 from perdure.testing.platform import ScriptedPlatform
 
-PACE = Pace(poll_s=60.0, settle_s=180.0, lag_s=900.0, retry_s=60.0, retry_most_s=1800.0)
+PACE = Pace(poll_s=300.0, settle_s=180.0, lag_s=900.0, retry_s=60.0, retry_most_s=1800.0)
 STEP_S = 10.0
 """Seconds of training that one step takes, in these tests."""
 
