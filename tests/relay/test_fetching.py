@@ -301,6 +301,20 @@ fetch_run(platform, relay_of({"digits": (200, 1)}, ["finished"]), out)
 """
 
 
+def test_two_processes_do_not_fill_one_folder(platform, working, relay, tmp_path):
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", SLOW.replace("0.05", "60"), str(working), str(tmp_path / "out"), str(here)]
+    child = subprocess.Popen([*command, str(here.parent)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    with pytest.raises(TransientPlatformError, match=f"another process .pid {child.pid}. fetches into"):
+        fetch_run(platform, relay, tmp_path / "out")
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert fetch_run(platform, relay, tmp_path / "out").checkpoints
+
+
 def test_a_fetch_killed_anywhere_is_gone_on_with(platform, working, relay, tmp_path):
     out = tmp_path / "out"
     here = Path(__file__).parent

@@ -58,10 +58,10 @@ def fetch_run(
         tensors: Whether the checkpoints are wanted, and not only status, model files and other files.
 
     Raises:
-        RelayError: There is nothing yet; or something else lies in ``out``; or another process fetches there.
+        RelayError: There is nothing yet, or something else lies in ``out``.
         CorruptError: What came is not what was written, twice. It stays under the hidden name.
         DiskFullError: There is no room.
-        TransientPlatformError: It could not be finished; the next call goes on.
+        TransientPlatformError: It could not be finished, or another process is at it; the next call goes on.
         PlatformError, OSError: As the platform or the system say.
     """
     want = _want(relay, tensors)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.checkpoint.lock import RunLock
-from perdure.core.errors import DiskFullError, RelayError, RunLockedError
+from perdure.core.errors import DiskFullError, RelayError, RunLockedError, TransientPlatformError
 from perdure.core.files import fsync_dir, write_json
 from perdure.core.runs import read_json
 
@@ -42,14 +42,14 @@ class Landing:
         """Keep other processes from filling the same folder.
 
         Raises:
-            RelayError: One does already, or there is something else in the place of the folder.
+            TransientPlatformError: One does already.
         """
         self._beside.mkdir(parents=True, exist_ok=True)
         lock = RunLock(self._beside / "lock")
         try:
             lock.acquire()
         except RunLockedError as error:
-            raise RelayError(
+            raise TransientPlatformError(
                 f"another process (pid {error.pid}) fetches into {self.out} at this moment", hint="wait for it"
             ) from error
         try:
