@@ -163,6 +163,11 @@ def test_rules_are_read_as_git_reads_them(tmp_path_factory, top, below):
         ("a.py", f"x\ny\nlogin('{TOKEN}')\n", "line 3 looks like a token of Hugging Face"),
         ("a.ipynb", f'{{"source": ["login(\\"{TOKEN}\\")"]}}', "line 1 looks like a token of Hugging Face"),
         ("b.sh", "export KAGGLE_KEY=" + "ab" * 16, "line 1 looks like a key of Kaggle"),
+        (
+            "d.py",
+            "k = 'sk-proj-" + "aB3dE6gH9kL2nP5rS8uV1xY4zA7cF0iJ9m'",
+            "line 1 looks like a key of a model's provider",
+        ),
         ("c.yaml", "aws: AKIA" + "ABCDEFGH12345678", "line 1 looks like a key of Amazon's cloud"),
     ],
 )
@@ -178,7 +183,11 @@ def test_a_secret_is_refused_with_its_place_and_never_shown(project, name, text,
 
 def test_a_line_that_only_looks_like_a_secret_can_say_so(project):
     put(project, **{"a.py": f"t = '{TOKEN}'  # perdure: not a secret\n", ".env.example": "KEY=\n"})
-    assert "a.py" in names(project)
+    put(
+        project,
+        **{"b.css": ".sk-toggleable__content-wrapper-estimator-doc-link-2 {}", "c.txt": "hash " + "ab" * 16},
+    )
+    assert {"a.py", "b.css", "c.txt", ".env.example"} <= set(names(project))
 
 
 def test_nothing_to_run_is_refused(project, tmp_path):

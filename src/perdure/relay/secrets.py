@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-MOST_BYTES = 1_000_000
+MOST_BYTES = 5_000_000
 """Larger files are known by their name only."""
 
 NOT_ONE = "perdure: not a secret"
@@ -48,7 +48,8 @@ _PATTERNS = [
         (r"\bglpat-[A-Za-z0-9_-]{20,}", "a token of GitLab"),
         (r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b", "a key of Amazon's cloud"),
         (r"\bAIza[0-9A-Za-z_-]{35}", "a key of Google's cloud"),
-        (r"\bsk-(?:proj-|ant-|svcacct-)?[A-Za-z0-9_-]{32,}", "a key of a model's provider"),
+        # with a digit and a capital: style sheets have long names that begin with sk-
+        (r"\bsk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[A-Za-z0-9_-]{32,}", "a key of a model's provider"),
         (r"\bxox[abposr]-[A-Za-z0-9-]{20,}", "a token of Slack"),
         (r"\bhooks\.slack\.com/services/T[A-Za-z0-9_/]{20,}", "an address of Slack"),
         (r"\b\d{8,10}:AA[A-Za-z0-9_-]{33}\b", "a token of Telegram"),
