@@ -42,7 +42,7 @@ def anonymous(pid):
 parent, highest = int(sys.argv[1]), 0
 os.set_blocking(0, False)
 print(anonymous(parent), flush=True)
-while not sys.stdin.buffer.read(1):
+while sys.stdin.buffer.read(1) is None:  # and no end of file: whoever asked has gone
     highest = max(highest, anonymous(parent))
     time.sleep(0.01)
 print(highest)
@@ -161,7 +161,7 @@ def forked(work: Callable[[], Any]) -> Any:
     child = os.fork()
     if child == 0:
         os.close(reading)
-        code = 1
+        telling, code = os.dup(writing), 1
         try:
             for value in gc.get_objects():
                 type(value)
@@ -172,6 +172,8 @@ def forked(work: Callable[[], Any]) -> Any:
             import traceback
 
             traceback.print_exception(error)
+            with os.fdopen(telling, "wb") as pipe:
+                pipe.write(f"{type(error).__name__}: {error}".encode())
         finally:
             os._exit(code)
     os.close(writing)
@@ -179,7 +181,7 @@ def forked(work: Callable[[], Any]) -> Any:
         data = pipe.read()
     _, status = os.waitpid(child, 0)
     if status:
-        raise RuntimeError(f"a measurement failed: status {status}")
+        raise RuntimeError(data.decode(errors="replace") or f"killed, status {status}")
     return pickle.loads(data)
 
 

@@ -56,7 +56,7 @@ def anonymous(pid):
 parent, highest = int(sys.argv[1]), 0
 os.set_blocking(0, False)
 print(anonymous(parent), flush=True)
-while not sys.stdin.buffer.read(1):
+while sys.stdin.buffer.read(1) is None:  # and no end of file: whoever asked has gone
     highest = max(highest, anonymous(parent))
     time.sleep(0.01)
 print(highest)

@@ -10,12 +10,25 @@ Pages of files do not count: the system takes them back. ``of the state`` divide
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
 
 import saving
 from common import Work, about, folder_for, forked, memory_watched, parser, report
+
+
+for _module in (
+    "lightning.pytorch.plugins.io",
+    "moonclip",
+    "safetensors.torch",
+    "torchsnapshot",
+    "perdure.training.run",
+):
+    with contextlib.suppress(Exception):  # what is imported here is in the memory of all
+        importlib.import_module(_module)
 
 
 def highest(kind: type[saving.Contender], folder: Path, options: argparse.Namespace) -> dict[str, int]:
