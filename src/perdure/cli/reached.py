@@ -12,7 +12,7 @@ from typing import Any
 from perdure.cli.emulated import emulated_period_s, end_emulator, ensure_emulator
 from perdure.cli.relay_page import OVER, Page
 from perdure.core.errors import ConfigError, PerdureError
-from perdure.platforms.protocol import Accelerator, Pace, Platform
+from perdure.platforms.protocol import Accelerator, Handle, Pace, Platform, Stopping
 from perdure.platforms.reach import PLATFORMS, reach
 from perdure.relay.driving import Driver, Glance, running_session
 from perdure.relay.forecast import WEEK_S
@@ -41,12 +41,25 @@ def reached(store: Store, name: str, place: Mapping[str, Any]) -> Iterator[Platf
 
 
 @contextlib.contextmanager
-def driver_of(store: Store, relay: Relay) -> Iterator[Driver]:
-    """What drives a relay."""
+def driver_of(store: Store, relay: Relay, told: list[str] | None = None) -> Iterator[Driver]:
+    """What drives a relay; what the platform answers to a wish that a session ends is put into ``told``."""
     from perdure.relay.controller import Controller
 
     with reached(store, relay.order.platform, relay.order.place) as platform:
+        if told is not None:
+            _listen(platform, told)
         yield Driver(store, platform, Controller(store, platform).tick, relay.id)
+
+
+def _listen(platform: Platform, told: list[str]) -> None:
+    stop_it = platform.stop
+
+    def stop(handle: Handle, *, now: bool) -> Stopping:
+        stopping = stop_it(handle, now=now)
+        told.append(stopping.what)
+        return stopping
+
+    platform.stop = stop  # type: ignore[method-assign]  # of this one object: no wrapper hides what else it can
 
 
 def where(text: str, home: Home) -> tuple[str, dict[str, Any]]:

@@ -126,14 +126,15 @@ def stop_command(
         if relay.state in ("done", "stopped"):
             raise RelayError(f"{relay.order.name} is {relay.state} already: {relay.reason}")
         relay = stop_relay(store, relay.id, time.time(), now=now)
-        with driver_of(store, relay) as driver:
+        told: list[str] = []
+        with driver_of(store, relay, told) as driver:
             driver.step()
             relay = driver.relay
     say(f"{relay.order.name}  {relay.state}: {relay.reason}")
+    for answer in told:
+        say(f"  {answer}")
     if relay.state == "stopping":
-        note(
-            f"its session goes on to its end; what it leaves is brought by: perdure relay watch {relay.order.name}"
-        )
+        note(f"no session follows; perdure relay watch {relay.order.name} brings what this one leaves")
 
 
 def resume_command(name: Name) -> None:

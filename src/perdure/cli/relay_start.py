@@ -15,7 +15,7 @@ from perdure.cli.output import note, say
 from perdure.cli.reached import period_s, reached, where
 from perdure.cli.relay_page import quota_line
 from perdure.cli.relay_watch import follow
-from perdure.core.errors import ConfigError, RelayError
+from perdure.core.errors import ConfigError
 from perdure.core.intervals import format_bytes, format_duration, parse_duration
 from perdure.platforms.protocol import Platform
 from perdure.relay.driving import Glance
@@ -147,22 +147,24 @@ def start_command(
 
 
 def _begin(wish: Wish, platform: Platform, store: Store, *, dry_run: bool) -> Relay | None:
-    from perdure.relay.opening import discard, prepare
+    from perdure.relay.opening import discard, prepare, sweep
 
     now_s = time.time()
+    relays = store.relays()
+    sweep(store.home, [relay.id for relay in relays], now_s)
     opening = prepare(wish, platform, store.home, store.names(), now_s)
+    relay = None
     try:
-        _show(opening, platform, store.relays(), now_s)
+        _show(opening, platform, relays, now_s)
         if dry_run:
             note("nothing was begun: leave --dry-run out to begin")
-            discard(opening, store.home)
             return None
         relay = store.create(opening.relay.id, opening.relay.order, now_s)
-        Glance(now_s, quotas=opening.quotas).write(store.home.relay(relay.id))
-        return relay
-    except RelayError:
-        discard(opening, store.home)
-        raise
+    finally:
+        if relay is None:
+            discard(opening, store.home)
+    Glance(now_s, quotas=opening.quotas).write(store.home.relay(relay.id))
+    return relay
 
 
 def _show(opening: Opening, platform: Platform, relays: Sequence[Relay], now_s: float) -> None:

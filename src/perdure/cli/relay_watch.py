@@ -11,9 +11,10 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from perdure.cli.output import note, say, styled
+from perdure.cli.output import complain, note, say, styled
 from perdure.cli.reached import driver_of, near, page_of, pick
 from perdure.cli.relay_page import OVER, lines, short_line
+from perdure.core.errors import PerdureError
 from perdure.relay.driving import Driver, changes
 from perdure.relay.home import find_home
 from perdure.relay.records import Relay
@@ -51,7 +52,7 @@ def watch_command(
         if not once:
             raise typer.Exit(follow(store, [pick(store, name)]))
         relays = [store.find(name)] if name else [relay for relay in store.relays() if relay.state not in OVER]
-        raise typer.Exit(max([_once(store, relay) for relay in relays], default=0))
+        raise typer.Exit(max([_once_or_say(store, relay) for relay in relays], default=0))
 
 
 def follow(store: Store, relays: Sequence[Relay]) -> int:
@@ -96,6 +97,15 @@ def _sleep(going: Sequence[Driver], drivers: Sequence[Driver], screen: Screen) -
         # the wall clock is asked again and again: a laptop may sleep in between
         time.sleep(min(1.0, max(0.01, min(wakes) - time.time())))
         screen.show(drivers)
+
+
+def _once_or_say(store: Store, relay: Relay) -> int:
+    """What goes wrong with one relay must not cost the others."""
+    try:
+        return _once(store, relay)
+    except PerdureError as error:
+        complain(f"{relay.order.name}: {error.args[0]}", error.hint)
+        return 1
 
 
 def _once(store: Store, relay: Relay) -> int:

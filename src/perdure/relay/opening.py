@@ -19,6 +19,7 @@ from perdure.relay.notices import check_urls
 from perdure.relay.records import Relay, RelayOrder, WhenExhausted
 from perdure.relay.slugs import new_relay_id
 
+_ORPHAN_S = 86400.0
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)
 _DATASET = re.compile(r"[\w-]+/[\w-]+")
 _COMPETITION = re.compile(r"[\w-]+")
@@ -145,6 +146,13 @@ def prepare(wish: Wish, platform: Platform, home: Home, names: Sequence[str], no
 def discard(opening: Opening, home: Home) -> None:
     """Take away what was packed for a relay that does not begin."""
     shutil.rmtree(home.relay(opening.relay.id), ignore_errors=True)
+
+
+def sweep(home: Home, ids: Sequence[str], now_s: float) -> None:
+    """Take away what was packed a day ago and more by a start that died before its relay was stored."""
+    for folder in home.relay("x").parent.glob("*"):
+        if folder.name not in ids and now_s - folder.stat().st_mtime > _ORPHAN_S:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def quota_of(accelerator: Accelerator, quotas: Sequence[Quota]) -> Quota | None:
