@@ -41,8 +41,8 @@ class SessionOrder:
         root: Folder of runs.
         inputs: Folders in which checkpoints of earlier sessions are looked for.
         carry: How to carry a trainer that is not ours; None for a script that uses Perdure, or that need not go on.
-        lead_s: How long before its window closes a script that has not stopped by itself is told to; it is killed in
-            the middle of that time. None: by the platform.
+        lead_s: How long before its window closes a script that has not stopped by itself is told to; it is killed
+            in the middle of that time. None: by the platform.
     """
 
     target: str
