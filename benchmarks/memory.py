@@ -19,7 +19,6 @@ from typing import Any
 import saving
 from common import Work, about, folder_for, forked, memory_watched, parser, report
 
-
 for _module in (
     "lightning.pytorch.plugins.io",
     "moonclip",
