@@ -1,8 +1,9 @@
-"""Bundles for sessions that do what their order says."""
+"""Bundles for sessions that do what their order says, and waiting for something."""
 
 import io
 import random
 import tarfile
+import time
 
 PROGRAM = """
 import json, sys
@@ -26,3 +27,11 @@ def pack(path, more_bytes=0):
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return path
+
+
+def until(is_so, within_s=60.0):
+    """Waits for something, and fails where it never comes."""
+    end = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)

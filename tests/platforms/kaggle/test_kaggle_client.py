@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -19,6 +18,7 @@ from perdure.core.errors import (
 from perdure.platforms.kaggle import client as module
 from perdure.platforms.kaggle.client import Client
 from perdure.testing.kaggle import Fault
+from platforms.kaggle.bundles import until
 
 HEAD = """
 import json, os, sys, time
@@ -50,10 +50,7 @@ def scripted(tmp_path, monkeypatch):
 
 
 def wait_gone(pid):
-    end = time.monotonic() + 10
-    while time.monotonic() < end and psutil.pid_exists(pid):
-        time.sleep(0.02)
-    assert not psutil.pid_exists(pid)
+    until(lambda: not psutil.pid_exists(pid))
 
 
 def starts(tmp_path):
@@ -221,7 +218,6 @@ def test_its_process_ends_in_the_middle_of_a_call_when_ours_is_killed(emulator):
     with subprocess.Popen([sys.executable, "-c", HELPER, told], stdout=subprocess.PIPE, text=True) as helper:
         pid = int(helper.stdout.readline())
         child = psutil.Process(pid)
-        while not child.net_connections():  # the call is under way
-            time.sleep(0.02)
+        until(child.net_connections)  # the call is under way
         helper.kill()
     wait_gone(pid)

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.core.errors import NotThereError, RefusedError
 from perdure.platforms.protocol import Handle
-from platforms.kaggle.bundles import pack
+from platforms.kaggle.bundles import pack, until
 
 WRITE = """
 import os, pathlib, sys
@@ -89,10 +89,8 @@ def test_a_failed_session_is_failed_and_its_log_tells_why(kaggle, order, ended):
 
 def test_the_log_can_be_read_while_it_runs(kaggle, order):
     handle = kaggle.submit(order("import time; print('step 1'); time.sleep(60)"))
-    for _ in range(100):
-        log = kaggle.logs(handle)
-        if log.lines:
-            break
+    until(lambda: kaggle.logs(handle).lines)
+    log = kaggle.logs(handle)
     assert "step 1" in log.lines and not log.complete
     assert kaggle.observe(handle).state == "running"
     assert kaggle.files(handle) == ()
@@ -117,8 +115,7 @@ def test_what_is_not_there_is_missing_and_never_failed(kaggle):
 
 def test_the_hours_are_told_with_what_is_reserved(kaggle, emulator, order):
     handle = kaggle.submit(order("import time; time.sleep(60)", accelerator="t4x2", window_s=50.0))
-    while kaggle.observe(handle).state != "running":
-        pass
+    until(lambda: kaggle.observe(handle).state == "running")
     gpu, tpu = kaggle.quota()
     assert (gpu.resource, gpu.allowed_s, tpu.resource) == ("gpu", 108000.0, "tpu")
     assert 0 <= gpu.used_s < 40 and 10 < gpu.reserved_s <= 50
