@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -221,6 +222,22 @@ def test_no_query_of_a_tick_scans_the_sessions(home: Home, tmp_path: Path) -> No
         for text in selects:
             for row in store.run(f"EXPLAIN QUERY PLAN {text}"):
                 assert not row["detail"].startswith("SCAN"), (text, row["detail"])
+
+
+def test_the_page_describes_every_table_and_column(home: Home) -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/relay-database.md").read_text(encoding="utf-8")
+    with Store(home) as store:
+        tables = {row["name"] for row in store.run("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == tables
+        for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+            described = [
+                name
+                for row in re.findall(r"^\| (`.+?) \|", part, re.MULTILINE)
+                for name in re.findall(r"`(\w+)`", row)
+            ]
+            columns = [row["name"] for row in store.run(f"PRAGMA table_info({part.split()[0]})")]
+            assert sorted(described) == sorted(columns)
+    assert f"version of the tables: **{len(MIGRATIONS)}**" in page
 
 
 def test_a_number_that_was_taken_back_is_free_again(home: Home, tmp_path: Path) -> None:
