@@ -200,6 +200,9 @@ def test_names_are_found_for_relays_that_have_none() -> None:
 
     assert _name(Wish(Path("my train.py")), ()) == "my-train"
     assert _name(Wish(Path("train.py")), ("train", "train-2")) == "train-3"
+    Path("relays/train/run").mkdir(parents=True)
+    assert _name(Wish(Path("train.py")), ()) == "train-2"
+    assert _name(Wish(Path("train.py"), out=Path("elsewhere")), ()) == "train"
 
 
 def test_the_help_is_there_and_loads_nothing_heavy() -> None:

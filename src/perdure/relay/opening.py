@@ -111,8 +111,8 @@ def prepare(wish: Wish, platform: Platform, home: Home, names: Sequence[str], no
     kind = pick_accelerator(platform, wish.accelerator)
     window_s = _window(wish.window_s, platform, kind)
     name = _name(wish, names)
-    out = (wish.out or Path("relays") / name).absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    out = (wish.out or _out_of(name)).absolute()
+    if _is_taken(out):
         raise ConfigError(f"the finished run is to lie in {out}, and there is something", hint="name another --out")
     quotas = platform.quota()  # asked before anything is written
     relay_id = new_relay_id()
@@ -203,9 +203,17 @@ def _name(wish: Wish, names: Sequence[str]) -> str:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", wish.target.stem).strip("-._") or "relay"
     number = 2
     name = stem
-    while name in names:
+    while name in names or (wish.out is None and _is_taken(_out_of(name))):
         name, number = f"{stem}-{number}", number + 1
     return name
+
+
+def _out_of(name: str) -> Path:
+    return Path("relays") / name
+
+
+def _is_taken(out: Path) -> bool:
+    return out.exists() and (not out.is_dir() or any(out.iterdir()))
 
 
 def _check_name(name: str) -> None:
