@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 _PAGE_BYTES = mmap.PAGESIZE
 _GROW = 1.01  # a state that grows a little does not need new memory at each save
+_WIPEONFORK = 18  # madvise(2); the mmap module has no name for it
 
 
 class Arena:
     """One block of memory that begins at a page, as direct writes want it.
 
-    Children made by ``fork`` (data-loader workers) do not get it: writing to pages that are shared with them would
-    copy each of them first, and the state would be in memory twice.
+    Children made by ``fork`` (data-loader workers) see zeros there: writing to pages that are shared with them would
+    copy each of them first, and the state would be in memory twice. The place itself stays taken in them: where it
+    was not (``MADV_DONTFORK``), a child that gave up its arena unmapped whatever it had put there itself.
     """
 
     def __init__(self) -> None:
@@ -65,7 +67,7 @@ class Arena:
 def _private(nbytes: int) -> mmap.mmap:
     nbytes += -nbytes % _PAGE_BYTES
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError, AttributeError):  # a kernel without it
-            memory.madvise(getattr(mmap, advice))
+    for advice in (_WIPEONFORK, mmap.MADV_HUGEPAGE):
+        with contextlib.suppress(OSError):  # a kernel without it
+            memory.madvise(advice)
     return memory
