@@ -15,8 +15,8 @@ _WIPEONFORK = 18  # madvise(2); the mmap module has no name for it
 class Arena:
     """One block of memory that begins at a page, as direct writes want it.
 
-    Children made by ``fork`` (data-loader workers) see zeros there: writing to pages that are shared with them would
-    copy each of them first, and the state would be in memory twice. The place itself stays taken in them: where it
+    Children made by ``fork`` (data-loader workers) see zeros there: writing to pages that are shared with them
+    would copy each of them first, and the state would be in memory twice. The place itself stays taken in them: where it
     was not (``MADV_DONTFORK``), a child that gave up its arena unmapped whatever it had put there itself.
     """
 
