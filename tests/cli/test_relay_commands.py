@@ -213,3 +213,15 @@ def test_the_help_is_there_and_loads_nothing_heavy() -> None:
     assert "--when-exhausted" in done.stdout
     loaded = set(done.stdout.splitlines()[-1].split())
     assert not loaded & {"torch", "numpy", "kaggle", "kagglesdk", "apprise", "fsspec", "requests"}
+
+
+def test_what_a_start_packed_that_died_is_taken_away_a_day_later(tmp_path: Path) -> None:
+    from perdure.relay.opening import sweep
+
+    home, now_s = Home(tmp_path / "home"), 1_800_000_000.0
+    for relay_id, age_s in (("0a0a0a0a", 90_000), ("0b0b0b0b", 90_000), ("0c0c0c0c", 60)):
+        home.relay(relay_id).mkdir(parents=True)
+        home.bundle(relay_id).touch()
+        os.utime(home.relay(relay_id), (now_s - age_s, now_s - age_s))
+    sweep(home, ["0b0b0b0b"], now_s)
+    assert sorted(path.name for path in (tmp_path / "home/relays").iterdir()) == ["0b0b0b0b", "0c0c0c0c"]
