@@ -4,8 +4,8 @@
     folder/inputs/datasets/<owner>/<slug>/, inputs/competitions/<slug>/, inputs/models/...
                               what sessions can be given beside earlier outputs
 
-A session goes on when the process that submitted it ends. It does not outlive the machine: what it had written until
-then is its output.
+A session goes on when the process that submitted it ends. It does not outlive the machine: what it had written
+until then is its output.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def from_place(place: Mapping[str, Any]) -> LocalPlatform:
     """The platform of these settings.
 
     Args:
-        place: ``folder``; where wanted ``window_s``, ``disk_bytes`` and ``pace``, a mapping of the fields of ``Pace``.
+        place: ``folder``; where wanted ``window_s``, ``disk_bytes`` and ``pace``, fields of ``Pace``.
 
     Raises:
         ConfigError: The folder is missing, or a setting is wrong.
