@@ -12,7 +12,7 @@ from perdure.core.errors import (
     TransientPlatformError,
     UncertainError,
 )
-from perdure.platforms.kaggle import platform as module
+from perdure.platforms.kaggle import pushing as module
 from perdure.platforms.kaggle.client import Client
 from perdure.platforms.kaggle.platform import KagglePlatform
 from perdure.platforms.source import CARGO_NAME, build_source

@@ -6,8 +6,6 @@ ever tried against the real Kaggle: see docs/guides/kaggle.md.
 
 from __future__ import annotations
 
-import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,17 +15,16 @@ from perdure.core.errors import (
     CredentialsError,
     NotThereError,
     PlatformError,
-    RefusedError,
-    UncertainError,
 )
-from perdure.platforms.kaggle.accelerators import ACCELERATORS, accelerator
+from perdure.platforms.kaggle.accelerators import ACCELERATORS
+from perdure.platforms.kaggle.accelerators import accelerator as find_accelerator
 from perdure.platforms.kaggle.client import Client
 from perdure.platforms.kaggle.credentials import LOG_IN
-from perdure.platforms.kaggle.datasets import code_dataset, dataset_text
+from perdure.platforms.kaggle.datasets import dataset_text
 from perdure.platforms.kaggle.logs import events_of, lines_of, session_number
-from perdure.platforms.kaggle.metadata import check_submission, kernel_metadata, write_kernel
+from perdure.platforms.kaggle.metadata import check_submission
 from perdure.platforms.kaggle.outputs import fetch_files, output_files, split_ref, versioned
-from perdure.platforms.kaggle.refusals import refusal
+from perdure.platforms.kaggle.pushing import Errand, delete, push_with_bundle
 from perdure.platforms.protocol import (
     Accelerator,
     Handle,
@@ -42,17 +39,11 @@ from perdure.platforms.protocol import (
     Stopping,
     Submission,
 )
-from perdure.platforms.source import CARGO_NAME, build_source
-
-SOURCE_BYTES = 950_000
-"""How large the source of a session may be. Kaggle refuses 1,000,000 bytes, as public projects report; whether it
-counts them before or after the quotes are escaped is not known."""
 
 WINDOW_S = 12 * 3600.0
 TPU_WINDOW_S = 9 * 3600.0
 """Kaggle's pages on notebooks and TPUs."""
 
-PUSH_LIMIT_S = 120.0
 LOG_LIMIT_S = 60.0
 QUIET_S = 3.0
 """How long nothing new may come in the log of a session that runs, until it counts as read."""
@@ -117,7 +108,7 @@ class KagglePlatform:
         """
         if self._window_s is not None:
             return self._window_s
-        return TPU_WINDOW_S if self._accelerator(accelerator).resource == "tpu" else WINDOW_S
+        return TPU_WINDOW_S if find_accelerator(accelerator).resource == "tpu" else WINDOW_S
 
     def account(self) -> str:
         """Whose account it is.
@@ -151,21 +142,10 @@ class KagglePlatform:
             UncertainError: Nobody knows whether one was started: ask ``find``.
             TransientPlatformError: None was.
         """
-        given = self._accelerator(submission.accelerator)
+        given = find_accelerator(submission.accelerator)
         check_submission(submission, self._name)
-        owner = self.account()
-        data = _read_cargo(submission.cargo)
-        digest = hashlib.sha256(data).hexdigest()
-        source = build_source(submission.order, data, CARGO_NAME, f"sha256:{digest}")
-        if len(source.encode()) <= SOURCE_BYTES:
-            try:
-                return self._push(owner, submission, given, source, submission.datasets)
-            except RefusedError as error:
-                if error.code != "source-size":
-                    raise
-        source = build_source(submission.order, None, CARGO_NAME, f"sha256:{digest}")
-        code = code_dataset(self.client, owner, submission.cargo, digest, CARGO_NAME, poll_s=self._dataset_poll_s)
-        return self._push(owner, submission, given, source, (*submission.datasets, code), code)
+        errand = Errand(self.client, self._name, self.account(), submission, given, self.window_s(given.name))
+        return push_with_bundle(errand, self._dataset_poll_s)
 
     def find(self, slug: str) -> Handle | None:
         """The session that was submitted under this slug; None if there is none, or it cannot be seen yet."""
@@ -245,7 +225,7 @@ class KagglePlatform:
         if self._cancel(handle):
             return Stopping(True, f"Kaggle was asked to cancel {handle.ref}, and does")
         if now:
-            return self._delete(handle.ref)
+            return delete(self.client, handle.ref)
         return Stopping(
             False, f"Kaggle has no way to end {handle.ref} from outside: it ends itself before its window closes"
         )
@@ -253,73 +233,6 @@ class KagglePlatform:
     def close(self) -> None:
         """End the client's process."""
         self.client.close()
-
-    def _accelerator(self, name: str) -> Accelerator:
-        return accelerator(name)
-
-    def _push(
-        self,
-        owner: str,
-        submission: Submission,
-        given: Accelerator,
-        source: str,
-        datasets: Sequence[str],
-        code: str = "",
-    ) -> Handle:
-        most_s = self.window_s(given.name)
-        what = f"{owner}/{submission.slug}"
-        with tempfile.TemporaryDirectory(prefix="perdure-push-", ignore_cleanup_errors=True) as folder:
-            write_kernel(Path(folder), kernel_metadata(owner, submission, given, datasets), source)
-            try:
-                said = self.client.call(
-                    "push",
-                    what,
-                    acts=True,
-                    limit_s=PUSH_LIMIT_S,
-                    folder=folder,
-                    # "must be lower than the global maximum" (kagglesdk): the longest window goes without
-                    timeout_s=max(1, int(submission.window_s)) if submission.window_s < most_s else None,
-                )
-            except NotThereError as error:
-                raise RefusedError(error.what, code="request", hint=error.hint) from error
-        if said["error"]:
-            raise refusal(said["error"], what)
-        handle = Handle(self._name, _ref(said, what), int(said["version_number"] or 0), said["url"])
-        self._check_sources(handle, said["invalid"], code)
-        self._check_alone(handle)
-        return handle
-
-    def _check_sources(self, handle: Handle, invalid: Mapping[str, Sequence[str]], code: str) -> None:
-        """A session that Kaggle starts without some of its sources must not run."""
-        wrong = [name for names in invalid.values() for name in names]
-        if not wrong:
-            return
-        what = f"{handle.ref}: Kaggle accepted it without {', '.join(wrong)}"
-        stopped = self._delete(handle.ref)
-        if not stopped.done:
-            raise UncertainError(f"{what}; {stopped.what}", hint="look at it before anything else is submitted")
-        if wrong == [code]:  # it was only just made; the next try will be later
-            raise UncertainError(f"{what}; it was deleted at once", retry_after_s=15.0, hint="try again")
-        raise RefusedError(
-            f"{what}; it was deleted at once",
-            code="sources",
-            hint="check the names, that this account may see them, and that a competition's rules are accepted",
-        )
-
-    def _check_alone(self, handle: Handle) -> None:
-        """A push that was carried out twice makes two versions, and both run."""
-        owner, slug = split_ref(handle)
-        try:
-            newest = int(self.client.call("kernel", handle.ref, owner=owner, slug=slug)["version"] or 0)
-        except PlatformError:  # cannot be seen yet: then it cannot be told
-            newest = handle.version
-        if max(newest, handle.version) <= 1:
-            return
-        what = f"{handle.ref}: Kaggle started it {newest} times"
-        stopped = self._delete(handle.ref)
-        if not stopped.done:
-            raise UncertainError(f"{what}; {stopped.what}", hint="look at it before anything else is submitted")
-        raise UncertainError(f"{what}; it was deleted, which ends all of them", hint="look, then try again")
 
     def _observe(self, ref: str) -> Observation:
         try:
@@ -339,32 +252,6 @@ class KagglePlatform:
         except PlatformError:
             return False
         return seen.ended or seen.state == "stopping"
-
-    def _delete(self, ref: str) -> Stopping:
-        try:
-            self.client.call("delete", ref, acts=True, ref=ref)
-        except NotThereError:
-            pass
-        except PlatformError as error:
-            return Stopping(False, f"it could not be deleted: {error.what}")
-        return Stopping(True, f"{ref} was deleted, and its output with it")
-
-
-def _read_cargo(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise PlatformError(f"the bundle {path} cannot be read: {error.strerror}") from error
-
-
-def _ref(said: Mapping[str, Any], asked: str) -> str:
-    """What Kaggle calls it: the end of its address, if that says anything."""
-    for text in (said["url"], said["ref"]):
-        owner, _, slug = text.rstrip("/").rpartition("/")
-        owner = owner.rpartition("/")[2]
-        if owner and slug and owner.lower() == asked.partition("/")[0].lower():
-            return f"{owner}/{slug}"
-    return asked
 
 
 def _counts(kinds: Mapping[str, Any], kind: str) -> bool:
