@@ -561,6 +561,28 @@ def test_notices_that_fail_are_recorded_and_never_stop_a_relay(tmp_path: Path) -
     assert it.store.unsent(it.relay_id) == ()
 
 
+def test_a_notice_whose_sender_died_is_sent_by_the_next_tick_and_once(tmp_path: Path) -> None:
+    it = set_up(tmp_path, goal=10, notify=("json://x",))
+    send = it.notify
+    it.notify = lambda *args: (_ for _ in ()).throw(Died())  # type: ignore[method-assign]
+    while it.relay.state != "done":
+        try:
+            wake_s = it.tick()
+        except Died:
+            wake_s = it.store.working(it.relay_id).wake_s
+        it.clock.forward(max(0.0, (wake_s or 0.0) - it.clock.time()))
+    it.notify = send  # type: ignore[method-assign]
+    with Store(it.home) as other:
+        lease = Lease(other, it.relay_id)
+        assert lease.take(it.clock.time()) is None
+        it.tick()
+        assert it.told == []  # the other one may be about to send it
+        lease.release()
+    it.tick()
+    it.tick()
+    assert it.told == ["digits: session 1 finished", "digits is done"]
+
+
 def test_a_finished_run_that_cannot_be_brought_is_tried_again(tmp_path: Path) -> None:
     it = set_up(tmp_path, goal=10)
     errors: list[Exception] = [TransientPlatformError("reset"), TransientPlatformError("reset")]

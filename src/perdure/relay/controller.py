@@ -66,27 +66,26 @@ class Controller:
         """
         relay = self.store.working(relay_id)
         now_s = self._clock.time()
-        if relay.wake_s is None or self._is_early(relay.wake_s, now_s):
-            self._send(relay)
+        is_due = relay.wake_s is not None and not self._is_early(relay.wake_s, now_s)
+        if not is_due and (relay.wake_s is not None or not self.store.unsent(relay_id)):
             return relay.wake_s
         lease = Lease(self.store, relay_id)
         if lease.take(now_s) is not None:
-            return now_s + _BUSY_S
+            return now_s + _BUSY_S if is_due else None
         try:
-            Tick(
-                self.store,
-                self.platform,
-                relay_id,
-                lease,
-                collect=self._collect,
-                fetch=self._fetch,
-                clock=self._clock,
-            ).run()
-            relay = self.store.working(relay_id)
+            if is_due:
+                self._act(relay_id, lease)
+                relay = self.store.working(relay_id)
             self._send(relay)
         finally:
             lease.release()
         return relay.wake_s
+
+    def _act(self, relay_id: str, lease: Lease) -> None:
+        tick = Tick(
+            self.store, self.platform, relay_id, lease, collect=self._collect, fetch=self._fetch, clock=self._clock
+        )
+        tick.run()
 
     def _is_early(self, wake_s: float, now_s: float) -> bool:
         """Whether it is not time yet; a time that is too far ahead was put down before the clock was set back."""
