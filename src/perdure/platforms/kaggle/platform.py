@@ -1,7 +1,7 @@
 """Kaggle as a place where sessions run, through its official client.
 
 Facts about Kaggle are those of the client's source (kaggle 2.2.5) or of people who report them; nothing here was
-ever tried against the real Kaggle: see docs/guides/kaggle.md.
+ever tried against the real Kaggle: see docs/reference/untried.md.
 """
 
 from __future__ import annotations
