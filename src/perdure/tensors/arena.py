@@ -16,8 +16,8 @@ class Arena:
     """One block of memory that begins at a page, as direct writes want it.
 
     Children made by ``fork`` (data-loader workers) see zeros there: writing to pages that are shared with them
-    would copy each of them first, and the state would be in memory twice. The place itself stays taken in them: where it
-    was not (``MADV_DONTFORK``), a child that gave up its arena unmapped whatever it had put there itself.
+    would copy each of them first, and the state would be in memory twice. The place itself stays taken in them:
+    where it was not (``MADV_DONTFORK``), a child that gave up its arena unmapped whatever it had put there itself.
     """
 
     def __init__(self) -> None:
