@@ -25,7 +25,7 @@ from relay.project import write_project
 
 PERDURE = [sys.executable, "-c", "import sys; from perdure.cli.main import main; sys.exit(main())"]
 RULES = Rules(window_s=22, gpu_quota_s=75, refresh_every_s=120)
-PAUSE_S = 0.12
+PAUSE_S, LONG_PAUSE_S = 0.12, 0.25
 KILLS = 100
 PATIENCE_S = 900.0
 
@@ -52,9 +52,9 @@ class Laptop:
                 [*PERDURE, *words], cwd=self.folder, env=self.environment, stdout=log, stderr=log
             )
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, pause_s: float = PAUSE_S) -> subprocess.Popen[bytes]:
         where = f"emulator:{self.emulator.folder}"
-        pause = f"PAUSE_S={PAUSE_S}"
+        pause = f"PAUSE_S={pause_s}"
         given = ("--on", where, "--accelerator", "t4x2", "--window", f"{RULES.window_s} s", "--env", pause)
         return self.begin("relay", "start", *given, *words, str(self.script))
 
@@ -112,18 +112,19 @@ def test_a_training_comes_home_over_many_sessions_as_if_it_had_never_been_cut(
 def test_a_laptop_that_dies_a_hundred_times_changes_nothing(tmp_path: Path, emulator: Emulator) -> None:
     laptop = Laptop(tmp_path, emulator)
     moments = random.Random(0)
-    driver = laptop.start()
+    driver = laptop.start(pause_s=LONG_PAUSE_S)
     straight = laptop.straight()
     kills, until_s = 0, time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         try:
-            if driver.wait(moments.uniform(0.0, 6.0) if kills < KILLS else PATIENCE_S) == 0:
+            if driver.wait(moments.uniform(0.2, 4.0) if kills < KILLS else PATIENCE_S) == 0:
                 break
         except subprocess.TimeoutExpired:
             driver.send_signal(signal.SIGKILL)
             driver.wait()
             kills += 1
         driver = laptop.begin("relay", "watch", "train")
+    assert kills == KILLS
     print(f"{kills} kills, {len(emulator.sessions())} sessions")
     assert laptop.standing()["state"] == "done", laptop.log.read_text()
     one_at_a_time(emulator)
