@@ -83,32 +83,29 @@ def saving(found: Figures) -> str:
         [
             name,
             "yes" if each["durable"] else "no",
-            spread(each["blocked_s"]) if name != NONE else "",
+            spread(each["still_s"]) if name != NONE else "",
             spread(each["added_s"]) if name != NONE else "",
             f"{each['end_to_end_s']['median'] / none:.3f}",
         ]
         for name, each in figures.items()
     ]
-    heads = ["way", "on disk", "boundary blocked", "added to eight steps", "end to end, over none"]
+    heads = ["way", "on disk", "stood still", "added to eight steps", "end to end, over none"]
     return f"A state of {size(found['state_bytes'])}.\n\n{rows(heads, lines)}\n\n{stalls(found)}\n{where(found)}"
 
 
 def stalls(found: Figures) -> str:
     """The ratios that are promised."""
     figures, name = found["figures"], _best_asynchronous(found)
-    ours = figures[OURS]["added_s"]["median"]
-    if ours <= 0:
-        return "What a checkpoint of ours adds is lost in the noise of the steps."
-    said = [f"A checkpoint of ours adds {seconds(ours)}"]
-    for peer, called in (("torch.save", "torch.save"), (name, f"{name}, the best asynchronous peer,")):
-        theirs = figures[peer]["added_s"]["median"] if peer else 0.0
-        said += [f"{share(ours / theirs)} of what {called} adds"] if theirs > 0 else []
+    ours = figures[OURS]["still_s"]["median"]
+    said = [f"For a checkpoint of ours training stands still for {seconds(ours)}"]
+    for peer, called in (("torch.save", "torch.save"), (name, f"{name}, the best asynchronous peer")):
+        said += [f"{share(ours / figures[peer]['still_s']['median'])} of the time for {called}"] if peer else []
     return ", ".join(said) + "."
 
 
 def _best_asynchronous(found: Figures) -> str:
     there = [name for name in ASYNCHRONOUS if name in found["figures"]]
-    return min(there, key=lambda name: float(found["figures"][name]["added_s"]["median"]), default="")
+    return min(there, key=lambda name: float(found["figures"][name]["still_s"]["median"]), default="")
 
 
 def resume(found: Figures) -> str:
@@ -188,10 +185,10 @@ def costs() -> str:
     lines = []
     if found := read("saving"):
         each, best = found["figures"], _best_asynchronous(found)
-        others = f"torch.save {seconds(each['torch.save']['added_s']['median'])}"
-        others += f", {best} {seconds(each[best]['added_s']['median'])}" if best else ""
-        text = f"added to training by a checkpoint of {size(found['state_bytes'])}"
-        lines.append([text, seconds(each[OURS]["added_s"]["median"]), others])
+        others = f"torch.save {seconds(each['torch.save']['still_s']['median'])}"
+        others += f", {best} {seconds(each[best]['still_s']['median'])}" if best else ""
+        text = f"training stands still for a checkpoint of {size(found['state_bytes'])}"
+        lines.append([text, seconds(each[OURS]["still_s"]["median"]), others])
     if found := read("resume"):
         each = found["cold"]
         other = f"`{MMAP}` {seconds(each[MMAP]['first_step_s']['median'])}"
