@@ -6,9 +6,9 @@
 The work is a transformer with AdamW. In every round each contender takes its turn, each round in another order: a
 block of eight steps with one checkpoint at its first boundary. ``stood still`` is the time in which the loop did
 nothing else: in the call, or at the boundary, and in a hook that waits before the optimizer's step. ``added`` is
-how much longer the whole block took than the block of the same round without any checkpoint, so it holds slower steps
-too, and the noise of eight steps. What is still being written at the end of a
-block is waited for, outside the clock, and the disk is synced, so that nobody pays for another. ``end to end`` is
+how much longer the whole block took than the block of the same round without any checkpoint, so it holds slower
+steps too, and the noise of eight steps. What is still being written at the end of a block is waited for, outside
+the clock, and the disk is synced, so that nobody pays for another. ``end to end`` is
 time of its own: four blocks in a row, with all waiting inside the clock, over the same without checkpoints.
 """
 
