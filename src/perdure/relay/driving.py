@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perdure.core.errors import PlatformError
+from perdure.core.errors import PlatformError, StoreError
 from perdure.core.files import write_json
 from perdure.platforms.protocol import Handle, Platform, Quota
 from perdure.relay.live import Live, newest_live
@@ -106,8 +105,8 @@ class Driver:
         try:
             due_s = self._tick(self.relay_id)
             relay = self.relay
-        except sqlite3.OperationalError as error:  # a full disk, or one that is gone: it may come back
-            self.glance = replace(self.glance, problem=f"the database of relays: {error}")
+        except StoreError as error:  # a full disk, or one that is gone: it may come back
+            self.glance = replace(self.glance, problem=error.what)
             self.wake_s = self._clock() + max(self.platform.pace.poll_s, 1.0)
             return
         self._look(relay)

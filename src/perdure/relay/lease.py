@@ -23,6 +23,9 @@ TERM_S = 900.0
 
 _SAME_S = 0.5
 
+_left: set[str] = set()
+"""Leases of this process that could not be given back, as on a full disk: it lives, and they are free all the same."""
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -95,7 +98,9 @@ class Lease:
 
     def release(self) -> None:
         """Give it back; does nothing where it is held by another process."""
+        _left.add(self._token)
         self._store.run("DELETE FROM leases WHERE relay = ? AND holder = ?", self._relay_id, self._token)
+        _left.discard(self._token)
 
     def _row(self) -> sqlite3.Row | None:
         row: sqlite3.Row | None = self._store.run("SELECT * FROM leases WHERE relay = ?", self._relay_id).fetchone()
@@ -110,6 +115,8 @@ def this_process() -> Holder:
 
 def _is_free(row: sqlite3.Row, now_s: float) -> bool:
     """Whether its holder is gone, or, where that cannot be known, its time is over."""
+    if row["holder"] in _left:
+        return True
     if row["machine"] == _machine():
         started_s = _started_s(row["pid"])
         return started_s is None or abs(started_s - row["process_s"]) > _SAME_S
