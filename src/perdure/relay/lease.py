@@ -24,7 +24,8 @@ TERM_S = 900.0
 _SAME_S = 0.5
 
 _left: set[str] = set()
-"""Leases of this process that could not be given back, as on a full disk: it lives, and they are free all the same."""
+"""Leases of this process that could not be given back, as on a full disk: it lives, and they are free all the same.
+"""
 
 
 @dataclass(frozen=True)
