@@ -259,14 +259,16 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("cancel", "done"), [("works", True), ("forbidden", False), ("missing", False)])
-def test_a_session_that_told_its_number_can_perhaps_be_cancelled(kaggle, emulator, order, ended, cancel, done):
+@pytest.mark.parametrize(("cancel", "deleted"), [("works", False), ("forbidden", True), ("missing", True)])
+def test_a_session_that_told_its_number_can_perhaps_be_cancelled(kaggle, emulator, order, ended, cancel, deleted):
     emulator.switch(cancel=cancel, never_start=False)
     handle = kaggle.submit(order(SAY_NUMBER))
     until(lambda: kaggle.logs(handle).lines)
-    stopped = kaggle.stop(handle, now=False)
-    assert stopped.done is done
-    assert ended(handle).state == "stopped" if done else kaggle.observe(handle).state == "running"
+    stopped = kaggle.stop(handle, now=False)  # a cancelled session may lose its output: not unless that is wanted
+    assert not stopped.done and kaggle.observe(handle).state == "running"
+    stopped = kaggle.stop(handle, now=True)
+    assert stopped.done and ("deleted" in stopped.what) is deleted
+    assert kaggle.observe(handle).state == "missing" if deleted else ended(handle).state == "stopped"
 
 
 def test_a_session_that_has_ended_needs_no_stop(kaggle, order, ended):

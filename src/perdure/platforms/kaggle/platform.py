@@ -213,22 +213,24 @@ class KagglePlatform:
     def stop(self, handle: Handle, *, now: bool) -> Stopping:
         """Ask it to end.
 
-        Kaggle has no call that ends a pushed session (a maintainer in kaggle-cli pull requests 1170 and 1174). It
-        can be cancelled by its number, if it has said that in its log: an experiment. With ``now`` the notebook is
-        deleted, which ends the session and its hours at once, as two public projects report; its output is lost.
+        Kaggle has no call that lets a pushed session save and end (a maintainer in kaggle-cli pull requests 1170 and
+        1174). With ``now`` it is cancelled by its number, if it has said that in its log: an experiment, and nobody
+        knows whether its output is kept. Else its notebook is deleted, which ends the session and its hours at once,
+        as two public projects report; its output is lost.
         """
         seen = self.observe(handle)
         if seen.ended:
             return Stopping(True, f"{handle.ref} had ended already")
         if seen.state == "missing":
             return Stopping(False, f"{handle.ref} cannot be seen: it is gone, or not there yet")
+        if not now:
+            return Stopping(
+                False,
+                f"Kaggle has no way to end {handle.ref} from outside: it ends itself before its window closes",
+            )
         if self._cancel(handle):
             return Stopping(True, f"Kaggle was asked to cancel {handle.ref}, and does")
-        if now:
-            return delete(self.client, handle.ref)
-        return Stopping(
-            False, f"Kaggle has no way to end {handle.ref} from outside: it ends itself before its window closes"
-        )
+        return delete(self.client, handle.ref)
 
     def close(self) -> None:
         """End the client's process."""
