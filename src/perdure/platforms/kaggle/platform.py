@@ -213,10 +213,10 @@ class KagglePlatform:
     def stop(self, handle: Handle, *, now: bool) -> Stopping:
         """Ask it to end.
 
-        Kaggle has no call that lets a pushed session save and end (a maintainer in kaggle-cli pull requests 1170 and
-        1174). With ``now`` it is cancelled by its number, if it has said that in its log: an experiment, and nobody
-        knows whether its output is kept. Else its notebook is deleted, which ends the session and its hours at once,
-        as two public projects report; its output is lost.
+        Kaggle has no call that lets a pushed session save and end (a maintainer in kaggle-cli pull requests 1170
+        and 1174). With ``now`` it is cancelled by its number, if it has said that in its log: an experiment, and
+        nobody knows whether its output is kept. Else its notebook is deleted, which ends the session and its hours
+        at once, as two public projects report; its output is lost.
         """
         seen = self.observe(handle)
         if seen.ended:
