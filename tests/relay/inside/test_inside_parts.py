@@ -179,6 +179,12 @@ def test_an_end_is_judged_by_the_exit_code_and_the_runs(code, told, closed, stat
     assert ending.exit_code == (1 if status == "failed" else 0)
 
 
+def test_a_run_that_was_at_its_end_already_need_not_be_opened_again():
+    assert judge_end(0, report("finished"), window_closed=False, unfinished=["digits"]).status == "finished"
+    assert judge_end(0, None, window_closed=False, unfinished=[]).status == "finished"
+    assert judge_end(0, report("finished"), window_closed=False, unfinished=["fold2"]).status == "failed"
+
+
 # what is said meanwhile
 
 

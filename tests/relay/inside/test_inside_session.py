@@ -60,6 +60,23 @@ def test_a_script_gets_its_arguments_variables_modules_and_files(tmp_path):
     assert not list(tmp_path.glob("perdure-relay-*"))  # nothing is left of the bundle
 
 
+def test_what_a_script_writes_beside_itself_or_a_module_of_its_own_is_output(tmp_path):
+    main = """
+        from pathlib import Path
+        import lib.paths
+        (Path(__file__).parent / "plots").mkdir()
+        (Path(__file__).parent / "plots" / "loss.txt").write_text("0.1")
+        (lib.paths.TOP / "table.txt").write_text("1")
+        """
+    files = {
+        "scripts/train.py": script(main),
+        "lib/paths.py": "from pathlib import Path\nTOP = Path(__file__).resolve().parent.parent",
+    }
+    done = run(tmp_path, files, order("scripts/train.py"))
+    assert (done.code, done.marker.status) == (0, "finished")
+    assert done.output == [MARKER, "scripts/plots/loss.txt", "table.txt"]
+
+
 def test_a_script_that_fails_leaves_its_reason_and_the_end_of_its_log(tmp_path):
     done = run(tmp_path, {"train.py": "print('before')\nraise ValueError('no such layer')"})
     assert done.code == 1
@@ -157,7 +174,7 @@ def test_a_target_that_is_no_longer_there_is_said(tmp_path):
 
 def test_the_expected_checkpoint_is_found_at_any_depth_proved_and_handed_on(tmp_path):
     leave_run(tmp_path / "in" / "notebooks" / "me" / "perdure-x" / "perdure", 3, 7)
-    show = "import os\nprint('inputs', os.environ['PERDURE_INPUTS'], os.environ['PERDURE_ROOT'])"
+    show = "import os\nprint('inputs', os.environ['PERDURE_INPUTS'], os.environ['PERDURE_ROOT'])\nexit(75)"
     done = run(tmp_path, {"train.py": show}, order(expects=[expected(7)]), inputs=[tmp_path / "in"])
     assert done.code == 0
     assert f"inputs {tmp_path / 'in'} {done.working / 'perdure'}" in done.out
@@ -166,10 +183,18 @@ def test_the_expected_checkpoint_is_found_at_any_depth_proved_and_handed_on(tmp_
     assert resumed["digest"].startswith("xxh3-128:")
 
 
+def test_a_script_that_ends_without_an_error_and_without_its_run_is_not_finished(tmp_path):
+    leave_run(tmp_path / "in", 7)
+    silent = "try:\n    1 / 0\nexcept Exception as error:\n    print(error)"
+    done = run(tmp_path, {"train.py": silent}, order(expects=[expected(7)]), inputs=[tmp_path / "in"])
+    assert (done.code, done.marker.status) == (1, "failed")
+    assert "did not go on with its run 'digits'" in done.marker.reason
+
+
 def test_an_input_that_is_mounted_late_is_waited_for(tmp_path):
     (tmp_path / "in").mkdir()
     late = order(expects=[expected(7)], mount_wait_s=60.0)
-    process, working = start(tmp_path, {"train.py": "print('ran')"}, late, inputs=[tmp_path / "in"])
+    process, working = start(tmp_path, {"train.py": "print('ran')\nexit(75)"}, late, inputs=[tmp_path / "in"])
     deadline = time.monotonic() + 30
     while '"found": null' not in _text(working / MARKER) and time.monotonic() < deadline:
         time.sleep(0.05)

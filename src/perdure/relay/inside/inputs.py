@@ -27,11 +27,13 @@ class Resumable:
         expected: What was asked for.
         folder: Where it is.
         digest: Digest of its manifest, which holds those of all its bytes.
+        finished: Whether its run was at its end.
     """
 
     expected: Expected
     folder: Path
     digest: str
+    finished: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """For the marker."""
@@ -70,7 +72,7 @@ def await_expected(
             _refuse_what_lacks(expects, seen, roots, wait_s)
             break
         time.sleep(min(_LOOK_EVERY_S, max(0.05, end_s - time.monotonic())))
-    return [_prove(item, seen[item].folder) for item in expects]
+    return [_prove(item, seen[item]) for item in expects]
 
 
 def _look(expects: Sequence[Expected], roots: Sequence[Path]) -> dict[Expected, Found]:
@@ -112,7 +114,8 @@ def _refuse_what_lacks(
             )
 
 
-def _prove(item: Expected, folder: Path) -> Resumable:
+def _prove(item: Expected, found: Found) -> Resumable:
+    folder = found.folder
     try:
         problems = verify(folder).problems
         digest = digest_of((folder / MANIFEST).read_bytes())
@@ -124,4 +127,4 @@ def _prove(item: Expected, folder: Path) -> Resumable:
             f"{problems[0]}; nothing was started afresh"
         )
     say(f"found {item.run} at step {item.step}, every digest of it is right: {folder}")
-    return Resumable(item, folder, digest)
+    return Resumable(item, folder, digest, found.manifest is not None and found.manifest.finished)

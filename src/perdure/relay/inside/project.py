@@ -1,7 +1,7 @@
 """The project in the working folder: scripts read ``config.yaml`` from where they run, and write there too.
 
 The files are copied, not linked: what a script changes then is output, as it is at home. What it did not change is
-taken away at the end.
+taken away at the end. The script itself runs from its copy, so that what it writes beside itself is output as well.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from perdure.relay.inside.marker import MARKER
 _OURS = frozenset({"perdure", MARKER})
 """Names at the top of a working folder that are not the project's."""
 
+_CACHE = "__pycache__"
+
+_INTERPRETED = (".py", ".ipynb")
+"""What an interpreter reads runs from anywhere; a program may not be executable in the working folder."""
+
 
 class ProjectCopies:
     """The project's files, where the script runs.
@@ -32,6 +37,7 @@ class ProjectCopies:
         self._working = working
         self._copies: dict[Path, tuple[int, int, int]] = {}
         self._folders: list[Path] = []
+        self._had_cache = (working / _CACHE).exists()
 
     def lay_out(self) -> None:
         """Copy what is not there yet. A full disk is the script's to notice: it may not need them."""
@@ -45,6 +51,15 @@ class ProjectCopies:
         except OSError as error:
             warn(f"the project cannot be laid out in {self._working}: {error}")
 
+    def place_of(self, target: str) -> Path:
+        """Where a script of the project runs from: its copy, or the unpacked project where there is none.
+
+        Args:
+            target: The script, below the project.
+        """
+        copy = self._working / target
+        return copy if copy in self._copies and target.endswith(_INTERPRETED) else self._project / target
+
     @property
     def count(self) -> int:
         """Files and folders that were laid out."""
@@ -56,8 +71,10 @@ class ProjectCopies:
             with contextlib.suppress(OSError):
                 if _stamp(path) == stamp:
                     path.unlink()
+        if not self._had_cache:
+            shutil.rmtree(self._working / _CACHE, ignore_errors=True)
         for folder in sorted(self._folders, key=lambda path: -len(path.parts)):
-            shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+            shutil.rmtree(folder / _CACHE, ignore_errors=True)
             with contextlib.suppress(OSError):  # it holds something of the script's
                 folder.rmdir()
 

@@ -133,7 +133,8 @@ class InsideSession:
         copies = ProjectCopies(self._scratch / "project", self._working)
         copies.lay_out()
         watcher = Watcher(self._order, self._report, self._working, deadline_s, self._beat, copies.count)
-        session = Session(self._session_order(roots), environment)
+        target = copies.place_of(self._order.target)
+        session = Session(self._session_order(target, roots), environment)
         watcher.start()
         mirror.start()
         self._may_stop = False  # from here on the script is told
@@ -149,11 +150,16 @@ class InsideSession:
         if watcher.afresh:
             return Ending("refused", watcher.afresh)
         lead_s = max(self._order.margin_s, _CLOSING_SHARE * self._order.window_s)
-        return judge_end(code, report, window_closed=self._clock.monotonic() >= deadline_s - lead_s)
+        return judge_end(
+            code,
+            report,
+            window_closed=self._clock.monotonic() >= deadline_s - lead_s,
+            unfinished=[item.expected.run for item in resumed if not item.finished],
+        )
 
-    def _session_order(self, roots: Sequence[Path]) -> SessionOrder:
+    def _session_order(self, target: Path, roots: Sequence[Path]) -> SessionOrder:
         return SessionOrder(
-            target=str(self._scratch / "project" / self._order.target),
+            target=str(target),
             arguments=self._order.arguments,
             limits=Limits(window=self._order.window_s),
             root=self._working / "perdure",
@@ -166,7 +172,7 @@ class InsideSession:
         base = {**os.environ, **self._order.environment}
         library, *others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         given = self._order.environment.get("PYTHONPATH", "").split(os.pathsep)
-        paths = [library, *given, str(self._scratch / "project"), *others]
+        paths = [library, *given, str(self._working), str(self._scratch / "project"), *others]
         told = {
             "PYTHONPATH": os.pathsep.join(path for path in paths if path),
             "PYTHONUNBUFFERED": "1",
