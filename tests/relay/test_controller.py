@@ -224,6 +224,27 @@ def test_credentials_that_are_not_accepted_need_you_and_the_session_goes_on(tmp_
     assert len(it.platform.sessions) == 3
 
 
+@pytest.mark.parametrize("moment", ["before the first session", "unknown fate", "while it runs", "at its end"])
+def test_with_the_credentials_of_another_account_nothing_is_asked_and_nothing_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    it = set_up(tmp_path, account="Tester")
+    if moment == "unknown fate":
+        it.platform.after = failing("submit", [UncertainError("no answer")])
+    if moment != "before the first session":
+        it.tick()
+    it.clock.forward(2 * HOUR_S if moment == "at its end" else 600)
+    calls, begun = list(it.platform.calls), len(it.platform.sessions)
+    monkeypatch.setattr(it.platform, "account", lambda: "another")
+    assert it.until_rest().state == "needs-you"
+    assert "those of another" in it.relay.reason and "account Tester" in it.relay.reason
+    assert (it.platform.calls, len(it.platform.sessions)) == (calls, begun)
+    monkeypatch.setattr(it.platform, "account", lambda: "tester")
+    resume_relay(it.store, it.relay_id, it.clock.time())
+    assert it.until_rest().state == "done"
+    assert (it.platform.most_at_once(), len(it.platform.sessions)) == (1, 3)
+
+
 def test_a_full_disk_on_this_machine_is_waited_out(tmp_path: Path) -> None:
     it = set_up(tmp_path, goal=100)
     judged = it.judge.__call__

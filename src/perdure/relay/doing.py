@@ -40,6 +40,19 @@ GONE_TRIES = 4
 
 _CLASHES_MOST = 100
 
+_IN_ACCOUNT = (
+    actions.Look,
+    actions.Find,
+    actions.Observe,
+    actions.Halt,
+    actions.Collect,
+    actions.AskQuota,
+    actions.Intend,
+    actions.Submit,
+    actions.Fetch,
+)
+"""What must not be done with the credentials of another account: there, every session looks as if it were gone."""
+
 
 class Fetcher(Protocol):
     """Brings a finished run to this machine; may be called again after a death anywhere in it."""
@@ -84,6 +97,7 @@ class Tick:
         self._clock = clock
         self._seen = Seen()
         self._over = False
+        self._is_ours = False
         self._doers: dict[type, Callable[[Relay, Any], None]] = {
             actions.Look: self._look,
             actions.Find: self._find,
@@ -126,6 +140,8 @@ class Tick:
     def _do(self, relay: Relay, action: Action) -> None:
         """Do one thing. An error of the platform never ends the relay where it may pass."""
         try:
+            if isinstance(action, _IN_ACCOUNT):
+                self._check_account(relay)
             self._doers[type(action)](relay, action)
         except StaleError:
             return  # the plan is asked again
@@ -143,6 +159,23 @@ class Tick:
     @property
     def _now_s(self) -> float:
         return self._clock.time()
+
+    def _check_account(self, relay: Relay) -> None:
+        """Once in a tick, that it is the account in which the relay was started.
+
+        Raises:
+            CredentialsError: It is another.
+        """
+        ours = relay.order.account
+        if self._is_ours or not ours:
+            return
+        account = self._platform.account()
+        if account.lower() != ours.lower():
+            raise CredentialsError(
+                f"the credentials here are those of {account}, and this relay runs in the account {ours}",
+                hint=f"put those of {ours} back, then: perdure relay resume {relay.order.name}",
+            )
+        self._is_ours = True
 
     def _terms(self, relay: Relay) -> Terms:
         accelerator = self._accelerator(relay.order.accelerator)

@@ -138,6 +138,7 @@ def prepare(wish: Wish, platform: Platform, home: Home, names: Sequence[str], no
         mirror=wish.mirror,
         notify=wish.notify,
         expect_s=wish.expect_s,
+        account="" if platform.name == "local" else account,
     )
     relay = Relay(relay_id, order, "active", "", revision=0, created_s=now_s)
     return Opening(relay, bundle, account, kind, quotas, (*bundle.content.notes, *_notes(wish)))

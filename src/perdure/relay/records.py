@@ -51,6 +51,7 @@ class RelayOrder:
         out: Folder on this machine into which the finished run is fetched.
         bundle: The archive that every session gets.
         bundle_digest: Its digest, ``sha256:...``: what unpacks it has the standard library only.
+        account: Whose account its sessions are in; empty where there are none. Another one cannot see them.
     """
 
     name: str
@@ -73,6 +74,7 @@ class RelayOrder:
     mirror: str = ""
     notify: tuple[str, ...] = ()
     expect_s: float | None = None
+    account: str = ""
 
 
 @dataclass(frozen=True)
