@@ -90,6 +90,12 @@ def test_rules_of_the_repository_around_a_project_hold(project, tmp_path):
 def test_what_no_session_needs_stays_behind(project):
     put(project, **{".git/config": "x", "__pycache__/a.pyc": "x", "env/pyvenv.cfg": "x", "env/lib/a.py": "x"})
     put(project, **{"runs/digits/run.json": "{}", "runs/digits/checkpoints/step-000000001/manifest.json": "{}"})
+    put(project, **{"relays/digits/perdure-relay.json": "{}", "relays/digits/perdure/digits/export/m.pth": "x"})
+    put(project, **{"relays/.b.1a2b3c4d.part/want.json": "{}", "relays/.b.1a2b3c4d.part/files/m.pth": "x"})
+    put(
+        project,
+        **{"emu/emulator.json": "{}", "emu/rules.json": "{}", "emu/account.json": '{"key": "' + "a1" * 16 + '"}'},
+    )
     os.mkfifo(project / "pipe")
     assert names(project) == ["model.py", "train.py"]
 

@@ -19,6 +19,10 @@ _NEVER_NAMES = frozenset(
     }
 )  # fmt: skip
 
+_FETCHED, _BEING_FETCHED = "perdure-relay.json", ".part"
+_EMULATOR = ("emulator.json", "account.json", "rules.json")
+"""What tells our own folders: a relay that was fetched, one that is being fetched, an emulator of Kaggle."""
+
 
 @dataclass(frozen=True)
 class _Rules:
@@ -115,6 +119,17 @@ def _always(path: Path, is_folder: bool) -> str:
         return "a virtual environment"
     if is_folder and (path / "checkpoints").is_dir() and (path / "run.json").is_file():
         return "a run"
+    return _ours(path) if is_folder else ""
+
+
+def _ours(folder: Path) -> str:
+    """Folders that a relay, or its rehearsal, has left beside the project: results, and keys of the emulator."""
+    if (folder / _FETCHED).is_file():
+        return "a relay that was fetched"
+    if folder.suffix == _BEING_FETCHED and (folder / "want.json").is_file():
+        return "a relay that is being fetched"
+    if all((folder / name).is_file() for name in _EMULATOR):
+        return "an emulator"
     return ""
 
 
