@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,23 @@ def test_a_session_that_saved_nothing_new_does_not_take_the_run_back() -> None:
     assert "  training  step 400, epoch 4 of 10, finished" in lines(Page(relay(PAUSED, last, state="done"), NOW))
 
 
+def test_a_session_that_only_brought_a_finished_run_to_its_end_is_shown_where_that_stood() -> None:
+    last = replace(
+        PAUSED, number=2, outcome="finished", runs=(replace(stand(0, 0, "finished"), checkpoint=None),)
+    )  # its training was over before: it saved nothing
+    shown = page(replace(PAUSED, runs=(stand(1000, 10),)), last, live=None)
+    assert "finished  1000" in session_table(shown)[-1]
+    runs = document(shown)["sessions"][-1]["runs"]
+    assert [(run["step"], run["checkpoint"], run["status"]) for run in runs] == [(1000, "step-1000", "finished")]
+
+
+def test_where_nothing_is_left_to_train_no_end_is_foretold_second_by_second() -> None:
+    shown = lines(
+        page(PAUSED, RUNNING, prospect=Prospect(Forecast(1, 0.0, NOW), "from the measured speed", 0.0, 1.0))
+    )
+    assert "  expected  nothing is left to train; the session comes to its end" in shown
+
+
 def test_of_many_sessions_the_newest_are_shown() -> None:
     many = tuple(
         SessionRecord(n, f"s{n}", "collected", "t4x2", H, NOW, started_s=NOW, ended_s=NOW + n, outcome="paused")
@@ -201,5 +219,5 @@ def test_what_has_happened_is_told_once() -> None:
     assert changes(relay(state="active"), over) == [
         "session 1 runs",
         "session 1 paused: digits at step 400: the window closes",
-        "done: finished",
+        "done",
     ]

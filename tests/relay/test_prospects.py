@@ -59,7 +59,7 @@ def test_before_the_start_the_word_of_the_user_counts() -> None:
     got = ask(relay(expect_s=38 * H), Quota("gpu", 0, 0, 30 * H, SATURDAY), least_s=1200)
     assert got.basis == "from --expect"
     assert got.expected is not None
-    assert (got.expected.sessions, got.expected.waits, got.done) == (4, 1, 0.0)
+    assert (got.expected.sessions, got.expected.waits, got.done) == (4, 1, None)
 
 
 def test_without_a_word_nothing_is_made_up() -> None:
@@ -78,6 +78,9 @@ def test_a_relay_of_the_same_script_tells_how_long_it_took() -> None:
     assert got.basis == "as relay digits-old took"
     # 40,000 s of 12 h and 30,000 s of 8 h were steps at one a second; the newest start cost what was not
     assert got.left_s == pytest.approx(20 * H - 2 * 0 - 2 * overhead_s(done))
+    assert got.done is None  # it has not begun
+    other = replace(done, order=replace(done.order, environment={"EPOCHS": "3"}))
+    assert ask(relay(), earlier=[other]).expected is None
     other = replace(done, order=replace(done.order, accelerator="none"))
     assert ask(relay(), earlier=[other]).expected is None
 

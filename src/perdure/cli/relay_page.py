@@ -10,7 +10,7 @@ from perdure.cli.output import table
 from perdure.core.intervals import format_bytes, format_duration
 from perdure.platforms.protocol import Quota
 from perdure.relay.live import PREFIX, Live
-from perdure.relay.prospects import Prospect, newest_stands
+from perdure.relay.prospects import Prospect, newest_stands, stands_by_session
 from perdure.relay.records import Relay, RunStand, SessionRecord
 from perdure.relay.words import hours, moment, sentence, when
 
@@ -141,6 +141,8 @@ def expected(page: Page) -> str:
         return ""
     if page.prospect.expected is None:
         return page.prospect.basis
+    if page.prospect.left_s == 0 and page.running:
+        return "nothing is left to train; the session comes to its end"
     told = sentence(page.prospect.expected, page.now_s, page.resource.upper())
     return f"{told} ({page.prospect.basis})"
 
@@ -193,16 +195,17 @@ def quota_line(quota: Quota, now_s: float) -> str:
 def session_table(page: Page, most: int = ROWS_MOST) -> list[str]:
     """A row a session, the newest last."""
     sessions = [session for session in page.relay.sessions if session.stage != "abandoned"]
-    rows = [_row(session, page) for session in sessions[-most:]]
+    stood = stands_by_session(page.relay)
+    rows = [_row(session, page, stood[session.number]) for session in sessions[-most:]]
     told = table(("session", "began", "lasted", "came to", "step", "with", "why"), rows)
     left_out = len(sessions) - len(rows)
     return [f"({left_out} earlier left out; perdure relay status --json has all)", *told] if left_out else told
 
 
-def _row(session: SessionRecord, page: Page) -> tuple[str, ...]:
+def _row(session: SessionRecord, page: Page, stands: Sequence[RunStand]) -> tuple[str, ...]:
     began_s = session.started_s or session.submitted_s
     until_s = session.ended_s if session.ended_s is not None else page.now_s
-    steps = "+".join(str(stand.step) for stand in session.runs if stand.checkpoint)
+    steps = "+".join(str(stand.step) for stand in stands if stand.checkpoint)
     if session.is_open and page.live and page.live.session == session.number:
         steps = "+".join(str(stand.step) for stand in page.live.runs)
     return (
@@ -278,6 +281,7 @@ def _cards(name: str, alike: Sequence[Mapping[str, Any]]) -> str:
 def document(page: Page) -> dict[str, Any]:
     """The same for programs: the record as it is stored, and what was made of it."""
     relay, order = page.relay, page.relay.order
+    stood = stands_by_session(relay)
     return {
         "id": relay.id,
         "name": order.name,
@@ -294,7 +298,7 @@ def document(page: Page) -> dict[str, Any]:
         "created_s": relay.created_s,
         "wake_s": relay.wake_s,
         "seen_s": page.seen_s,
-        "sessions": [_session_document(session) for session in relay.sessions],
+        "sessions": [_session_document(session, stood[session.number]) for session in relay.sessions],
         "runs": [asdict(stand) for stand in _stands(page)],
         "live": None if page.live is None else asdict(page.live),
         "quota": None if page.quota is None else quota_document(page.quota),
@@ -311,8 +315,9 @@ def _stands(page: Page) -> Sequence[RunStand]:
     return list(newest_stands(page.relay, page.live.runs if page.live else ()).values())
 
 
-def _session_document(session: SessionRecord) -> dict[str, Any]:
-    return {**asdict(session), "url": session.handle.url if session.handle else ""}
+def _session_document(session: SessionRecord, stands: Sequence[RunStand]) -> dict[str, Any]:
+    runs = [asdict(stand) for stand in stands]
+    return {**asdict(session), "runs": runs, "url": session.handle.url if session.handle else ""}
 
 
 def _forecast(prospect: Prospect) -> dict[str, Any]:

@@ -163,7 +163,7 @@ def changes(before: Relay | None, after: Relay) -> list[str]:
     known = {session.number: session for session in before.sessions}
     told = [line for session in after.sessions for line in _session_changes(known.get(session.number), session)]
     if (after.state, after.reason) != (before.state, before.reason) and after.state != "active":
-        told.append(f"{after.state}: {after.reason}" if after.reason else after.state)
+        told.append(f"{after.state}: {after.reason}" if after.reason and after.state != "done" else after.state)
     return told
 
 

@@ -23,7 +23,8 @@ class Prospect:
         expected: The forecast; None where nothing is known of how long the training takes.
         basis: What it was made from, as a clause; why there is none, where there is none.
         left_s: Seconds of training that are left; None where nobody knows.
-        done: Share of the training that is done, 0 to 1; None where nobody knows.
+        done: Share of the training that is done, 0 to 1; None where no session has measured it: time that
+            has gone by says nothing of steps.
     """
 
     expected: Forecast | None
@@ -57,7 +58,7 @@ def prospect(
         live: What the running session says of its runs.
         earlier: Other relays of this machine: one of the same script that is done tells how long it took.
     """
-    left_s, total_s, basis = _left(relay, now_s, live, earlier)
+    left_s, done, basis = _left(relay, now_s, live, earlier)
     if left_s is None:
         return Prospect(None, basis)
     work = Work(
@@ -70,7 +71,6 @@ def prospect(
         running_s=_running_s(relay, now_s),
     )
     expected = forecast(work, now_s, _hours(relay, quota, work.running_s, period_s), relay.order.when_exhausted)
-    done = None if not total_s else min(1.0, max(0.0, 1.0 - left_s / total_s))
     return Prospect(expected, basis, left_s, done)
 
 
@@ -92,6 +92,17 @@ def newest_stands(relay: Relay, live: Sequence[RunStand] = ()) -> dict[str, RunS
     return stands
 
 
+def stands_by_session(relay: Relay) -> dict[int, tuple[RunStand, ...]]:
+    """How the runs of each session stood at its end, by its number. A run that saved nothing stood where it began."""
+    known: dict[str, RunStand] = {}
+    stood = {}
+    for session in relay.sessions:
+        for stand in session.runs:
+            known[stand.name] = _on_top(known.get(stand.name), stand)
+        stood[session.number] = tuple(known[stand.name] for stand in session.runs)
+    return stood
+
+
 def steps_in_all(stand: RunStand) -> float | None:
     """Steps that a run has when it is finished; None if it does not say, or has not done half an epoch.
 
@@ -109,17 +120,19 @@ def steps_in_all(stand: RunStand) -> float | None:
 def _left(
     relay: Relay, now_s: float, live: Sequence[RunStand], earlier: Iterable[Relay]
 ) -> tuple[float | None, float | None, str]:
-    """Seconds that are left, seconds in all, and from what that is known."""
+    """Seconds that are left, the share that is done, and from what that is known."""
     measured = _measured(relay, live)
     if measured is not None:
-        return (*measured, "from the measured speed")
+        left_s, total_s = measured
+        done = min(1.0, max(0.0, 1.0 - left_s / total_s)) if total_s else None
+        return left_s, done, "from the measured speed"
     trained_s = trained_so_far_s(relay, now_s)
     if relay.order.expect_s is not None:
-        return max(0.0, relay.order.expect_s - trained_s), relay.order.expect_s, "from --expect"
+        return max(0.0, relay.order.expect_s - trained_s), None, "from --expect"
     for other in sorted(earlier, key=lambda other: -other.created_s):
         if other.id != relay.id and other.state == "done" and _alike(relay, other):
             took_s = trained_so_far_s(other, now_s)
-            return max(0.0, took_s - trained_s), took_s, f"as relay {other.order.name} took"
+            return max(0.0, took_s - trained_s), None, f"as relay {other.order.name} took"
     if relay.sessions:
         return None, None, "not known yet: the first session measures it"
     return None, None, "not known before the first session measures it; --expect '38 h' says how long it takes"
@@ -207,14 +220,12 @@ def _hours(relay: Relay, quota: Quota | None, running_s: float | None, period_s:
 
 
 def _alike(one: Relay, other: Relay) -> bool:
-    a, b = one.order, other.order
-    return (a.target, a.project, a.arguments, a.platform, a.accelerator) == (
-        b.target,
-        b.project,
-        b.arguments,
-        b.platform,
-        b.accelerator,
+    """Whether one will take as long as the other did: variables hold settings too, such as how many epochs."""
+    a, b = (
+        (each.target, each.project, each.arguments, dict(each.environment), each.platform, each.accelerator)
+        for each in (one.order, other.order)
     )
+    return a == b
 
 
 def _on_top(before: RunStand | None, stand: RunStand) -> RunStand:
