@@ -17,7 +17,7 @@ from left_outputs import RELAY, FolderPlatform, leave_marker, leave_run
 from checkpoint.snapshots import flip
 from perdure.checkpoint.verify import verify
 from perdure.core.digests import digest
-from perdure.core.errors import CorruptError, DiskFullError, RelayError, TransientPlatformError
+from perdure.core.errors import CorruptError, DiskFullError, NotThereError, RelayError, TransientPlatformError
 from perdure.platforms.protocol import Handle
 from perdure.relay.fetching import fetch_run
 from perdure.relay.records import Relay, RelayOrder, RunSource, RunStand, SessionRecord, Standing
@@ -240,6 +240,40 @@ def test_a_model_exported_by_a_later_session_than_the_last_checkpoint_comes_too(
     found = fetch_run(platform, relay_of({"digits": (100, 1)}, ["killed", "finished"]), tmp_path / "out")
     assert len(found.checkpoints) == 1
     assert len(found.models) == 2
+
+
+def test_what_the_script_left_in_any_session_comes_the_newest_of_each_name(tmp_path):
+    folders = [tmp_path / str(number) for number in range(1, 5)]
+    for number, folder in enumerate(folders, 1):
+        leave_run(folder, [100 * number])
+        (folder / f"night-{number}.png").write_text("plot")
+        (folder / "log.csv").write_text(str(number))
+    (folders[0] / "table").write_text("a file at first")
+    (folders[3] / "table").mkdir()
+    (folders[3] / "table" / "a.csv").write_text("then a folder")
+    platform = FolderPlatform(folders[3], outputs={str(n): folder for n, folder in enumerate(folders, 1)})
+    real = platform.files
+
+    def files(handle):
+        if handle.ref == "2":
+            raise NotThereError("deleted")
+        return real(handle)
+
+    platform.files = files
+    relay = relay_of({"digits": (300, 3)}, ["paused", "paused", "paused", "failed"])
+    found = fetch_run(platform, relay, tmp_path / "out")
+    left = {name for name in files_of(tmp_path / "out") if not name.startswith("perdure")}
+    assert left == {"night-1.png", "night-3.png", "night-4.png", "log.csv", "table/a.csv"}
+    assert (tmp_path / "out/log.csv").read_text() == "4"
+    assert [path.name for path in found.checkpoints] == ["step-000000300"]
+    assert "session 2" in " ".join(found.remarks)
+
+
+def test_what_the_user_has_removed_is_brought_again(platform, relay, tmp_path):
+    fetch_run(platform, relay, tmp_path / "out")
+    (tmp_path / "out/submission.csv").unlink()
+    fetch_run(platform, relay, tmp_path / "out")
+    assert (tmp_path / "out/submission.csv").is_file()
 
 
 def test_a_newer_fetch_replaces_an_older_one(tmp_path):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import cast
 
 from perdure.checkpoint.manifest import Manifest, load_manifest
-from perdure.core.errors import CheckpointError, CorruptError, RelayError
+from perdure.core.errors import CheckpointError, CorruptError, NotThereError, RelayError
 from perdure.platforms.protocol import Platform
 from perdure.relay.bringing import Bringer
 from perdure.relay.inside.marker import MARKER
@@ -19,6 +19,9 @@ from perdure.relay.records import Outcome, Relay, RunSource, SessionRecord
 
 _LEFT: tuple[Outcome, ...] = ("finished", "paused", "failed", "killed")
 """Outcomes of sessions that may have left something for the user."""
+
+_TIDIED: tuple[Outcome, ...] = ("finished", "paused", "failed")
+"""Outcomes of sessions that have taken the project's own files away at their end."""
 
 _STATE = ("checkpoints/", "tensors/", "quarantine/")
 
@@ -45,10 +48,12 @@ class Choice:
     Attributes:
         names: The session that each file comes from, by name.
         checkpoints: The checkpoints among them.
+        gone: Numbers of sessions whose output is no longer there, and that hold no run.
     """
 
     names: dict[str, Bringer]
     checkpoints: tuple[Kept, ...]
+    gone: tuple[int, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -76,7 +81,7 @@ def sources_of(relay: Relay) -> tuple[SessionRecord, ...]:
 
 def choose(platform: Platform, relay: Relay, folder: Path, *, tensors: bool) -> Choice:
     """Look what there is, and choose: the checkpoints of each run from the session that holds it the furthest, all
-    other files from the newest session that has them.
+    other files from the newest session that has them; of one that holds no run, only what lies outside of runs.
 
     Args:
         platform: Where the sessions ran.
@@ -90,16 +95,42 @@ def choose(platform: Platform, relay: Relay, folder: Path, *, tensors: bool) -> 
         PlatformError: As the platform says.
     """
     brings = {record.number: _bringer(platform, record, folder) for record in sources_of(relay)}
+    others, gone = _others(platform, relay, folder, brings)
     names: dict[str, Bringer] = {}
-    for bring in brings.values():
-        names.update(dict.fromkeys(_plain_files(bring.listing), bring))
+    for number, bring in sorted((brings | others).items(), reverse=True):
+        runs = bring.listing.run_folders if number in others else ()
+        _add(names, bring, [name for name in _plain_files(bring.listing) if not name.startswith(runs)])
     checkpoints: list[Kept] = []
     for source in relay.standing.runs if tensors else ():
         bring = _from_mirror(relay, source, folder) if source.stand.mirrored else brings[source.session]
         for kept, files in _checkpoints(bring, source):
             checkpoints.append(kept)
             names.update(dict.fromkeys(files, bring))
-    return Choice(names, tuple(checkpoints))
+    return Choice(names, tuple(checkpoints), gone)
+
+
+def _others(
+    platform: Platform, relay: Relay, folder: Path, brings: Mapping[int, Bringer]
+) -> tuple[dict[int, Bringer], tuple[int, ...]]:
+    """The sessions that hold no run, where the script may have left a plot of each night; those that are gone."""
+    found: dict[int, Bringer] = {}
+    gone = []
+    for record in relay.sessions:
+        if record.number not in brings and record.outcome in _TIDIED and record.handle:
+            try:
+                found[record.number] = _bringer(platform, record, folder)
+            except NotThereError:
+                gone.append(record.number)
+    return found, tuple(gone)
+
+
+def _add(names: dict[str, Bringer], bring: Bringer, more: Iterable[str]) -> None:
+    """Add files of an older session, but for those that a newer one has, or has put something in the way of."""
+    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
+    for name in more:
+        above = (str(parent) for parent in PurePosixPath(name).parents)
+        if name not in names and name not in folders and not any(each in names for each in above):
+            names[name] = bring
 
 
 def _bringer(platform: Platform, record: SessionRecord, folder: Path) -> Bringer:

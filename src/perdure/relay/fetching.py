@@ -68,7 +68,7 @@ def fetch_run(
     landing = Landing(out, relay.id, want)
     with landing.held():
         receipt = landing.receipt()
-        if _holds(receipt.get("want"), want):
+        if _holds(receipt.get("want"), want) and landing.is_complete(receipt):
             landing.leave()
             return _fetched(landing.out, receipt)
         landing.begin()
@@ -167,7 +167,13 @@ def _facts(choice: Choice, root: Path, broken: Mapping[Kept, str]) -> dict[str, 
         "models": sorted(set(models)),
         "others": _others(files, choice, models),
         "size_bytes": sum((root / name).stat().st_size for name in files),
-        "remarks": [f"the older checkpoint {kept.name} is left out: {text}" for kept, text in broken.items()],
+        "remarks": [
+            *(f"the older checkpoint {kept.name} is left out: {text}" for kept, text in broken.items()),
+            *(
+                f"the output of session {number} is no longer there: its other files are missing"
+                for number in choice.gone
+            ),
+        ],
     }
 
 

@@ -82,6 +82,10 @@ class Landing:
             )
         return value
 
+    def is_complete(self, receipt: Mapping[str, Any]) -> bool:
+        """Whether every file is still there that was put into the folder in its place."""
+        return all((self.out / name).exists() for name in receipt.get("files", ()))
+
     def check_room(self, size_bytes: int) -> None:
         """Check that the files fit on the disk.
 
