@@ -150,6 +150,19 @@ def test_a_dry_run_shows_all_and_leaves_nothing(script, tmp_path: Path, capsys) 
     assert capsys.readouterr().out == ""
 
 
+def test_secrets_that_would_travel_readable_are_noted_and_never_shown(script, tmp_path: Path, capsys) -> None:
+    secret = "hf_" + "aB3dE6gH9k" * 4
+    flags = ["--env", "GREETING=hello", "--env", f"HUB={secret}", "--mirror", "ftp://me:word@host/folder"]
+    assert start("--dry-run", *flags, script("print()\n"), "--", "--hub", secret) == 0
+    captured = capsys.readouterr()
+    shown = captured.out + captured.err
+    for what in ("HUB", "argument 2 looks like a token of Hugging Face and", "the password in --mirror"):
+        assert f"{what} travels as plain text" in shown
+    assert "GREETING" not in shown
+    assert secret not in shown
+    assert "word@" not in shown
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [

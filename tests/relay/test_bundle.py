@@ -90,6 +90,10 @@ def test_rules_of_the_repository_around_a_project_hold(project, tmp_path):
 def test_what_no_session_needs_stays_behind(project):
     put(project, **{".git/config": "x", "__pycache__/a.pyc": "x", "env/pyvenv.cfg": "x", "env/lib/a.py": "x"})
     put(project, **{"runs/digits/run.json": "{}", "runs/digits/checkpoints/step-000000001/manifest.json": "{}"})
+    put(
+        project,
+        **{"old/checkpoints/step-000000001/manifest.json": "{}", "bare/run.json": "{}", "bare/session.json": "{}"},
+    )
     put(project, **{"relays/digits/perdure-relay.json": "{}", "relays/digits/perdure/digits/export/m.pth": "x"})
     put(project, **{"relays/.b.1a2b3c4d.part/want.json": "{}", "relays/.b.1a2b3c4d.part/files/m.pth": "x"})
     put(
@@ -174,6 +178,7 @@ def test_rules_are_read_as_git_reads_them(tmp_path_factory, top, below):
             "k = 'sk-proj-" + "aB3dE6gH9kL2nP5rS8uV1xY4zA7cF0iJ9m'",
             "line 1 looks like a key of a model's provider",
         ),
+        ("a:b.sh", f"TOKEN={TOKEN}", "line 1 looks like a token of Hugging Face"),
         ("c.yaml", "aws: AKIA" + "ABCDEFGH12345678", "line 1 looks like a key of Amazon's cloud"),
     ],
 )
@@ -211,7 +216,9 @@ def test_nothing_to_run_is_refused(project, tmp_path):
         project,
         **{"bad.ipynb": "no json", "r.ipynb": '{"cells": [], "metadata": {"language_info": {"name": "R"}}}'},
     )
-    assert "is no notebook" in refusal(project, "bad.ipynb").what
+    for text in ("no json", "[" * 100_000, '{"cells": [{"cell_type": "code", "source": null}]}'):
+        put(project, **{"bad.ipynb": text})
+        assert "is no notebook" in refusal(project, "bad.ipynb").what
     assert "a notebook in R" in refusal(project, "r.ipynb").what
     assert "takes no arguments" in refusal(project, "empty.ipynb", arguments=("--a",)).what
     with pytest.raises(ConfigError, match="is not in the project"):
@@ -247,6 +254,8 @@ def test_links_inside_travel_and_others_are_refused(project, tmp_path):
 
 def test_a_script_with_an_error_is_noted_and_travels(project):
     put(project, **{"train.py": "def f(:\n"})
+    assert "train.py is no Python that this interpreter understands" in survey(project, "train.py").notes[0]
+    put(project, **{"train.py": "x = " + "-" * 300_000 + "1"})
     assert "train.py is no Python that this interpreter understands" in survey(project, "train.py").notes[0]
 
 

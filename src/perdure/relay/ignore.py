@@ -117,13 +117,20 @@ def _always(path: Path, is_folder: bool) -> str:
         return "never needed"
     if is_folder and (path / "pyvenv.cfg").is_file():
         return "a virtual environment"
-    if is_folder and (path / "checkpoints").is_dir() and (path / "run.json").is_file():
-        return "a run"
     return _ours(path) if is_folder else ""
 
 
 def _ours(folder: Path) -> str:
-    """Folders that a relay, or its rehearsal, has left beside the project: results, and keys of the emulator."""
+    """Folders that runs, a relay, or its rehearsal have left beside the project: results, and keys of the emulator.
+
+    A checkpoint that travelled would lie in the output of a session that is killed, and look like one of its own.
+    """
+    if (folder / "run.json").is_file() and any(
+        (folder / name).exists() for name in ("checkpoints", "session.json")
+    ):
+        return "a run"
+    if any((folder / "checkpoints").glob("step-*/manifest.json")):
+        return "a run"
     if (folder / _FETCHED).is_file():
         return "a relay that was fetched"
     if folder.suffix == _BEING_FETCHED and (folder / "want.json").is_file():

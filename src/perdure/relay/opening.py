@@ -17,10 +17,12 @@ from perdure.relay.bundle import Bundle, make_bundle
 from perdure.relay.home import Home
 from perdure.relay.notices import check_urls
 from perdure.relay.records import Relay, RelayOrder, WhenExhausted
+from perdure.relay.secrets import kind_of
 from perdure.relay.slugs import new_relay_id
 
 _ORPHAN_S = 86400.0
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
 _DATASET = re.compile(r"[\w-]+/[\w-]+")
 _COMPETITION = re.compile(r"[\w-]+")
 _MODEL = re.compile(r"[\w-]+/[\w.-]+/[\w.-]+/[\w.-]+/\d+")
@@ -242,5 +244,9 @@ def _check_sources(wish: Wish) -> None:
 
 
 def _notes(wish: Wish) -> list[str]:
-    secret = [name for name in wish.environment if _SECRET.search(name)]
-    return [f"{name} travels as plain text in the private source of every session" for name in secret]
+    """What would travel readable, by its place; the secret itself is not shown."""
+    found = [name for name, value in wish.environment.items() if _SECRET.search(name) or kind_of(value)]
+    kinds = [(number, kind_of(each)) for number, each in enumerate(wish.arguments, 1)]
+    found += [f"argument {number} looks like {kind} and" for number, kind in kinds if kind]
+    found += ["the password in --mirror"] if _PASSWORD.search(wish.mirror) else []
+    return [f"{each} travels as plain text in the private source of every session" for each in found]

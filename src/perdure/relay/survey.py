@@ -185,13 +185,14 @@ def _check_notebook(path: Path, name: str, arguments: tuple[str, ...]) -> None:
         book = json.loads(path.read_bytes())
         cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
         language = (book.get("metadata") or {}).get("language_info", {}).get("name", "python")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        code = "".join("".join(cell.get("source", "")) for cell in cells)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BundleError(
             f"{name} is no notebook ({type(error).__name__})", hint="open it and save it again"
         ) from error
     if str(language).lower() != "python":
         raise BundleError(f"{name} is a notebook in {language}", hint="only Python is run")
-    if not any("".join(cell.get("source", "")).strip() for cell in cells):
+    if not code.strip():
         raise BundleError(f"nothing to run: {name} has no code in it", hint="save it, then try again")
 
 
@@ -223,15 +224,14 @@ def _check_links(items: list[Item], left: list[Left]) -> None:
 
 
 def _check_secrets(items: list[Item]) -> None:
-    found = [line for item in items for line in _secrets(item)]
+    found = [(item.name, line) for item in items for line in _secrets(item)]
     if not found:
         return
-    names = list(dict.fromkeys(line.partition(":")[0] for line in found))
-    lines = "".join(f"\n  - {line}" for line in found[:_SHOWN])
+    lines = "".join(f"\n  - {name}: {line}" for name, line in found[:_SHOWN])
     more = f"\n  - and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     raise BundleError(
         f"something secret would travel with the project:{lines}{more}",
-        hint=_leave_out(names[0], "keep secrets in the platform's own place for them;")
+        hint=_leave_out(found[0][0], "keep secrets in the platform's own place for them;")
         + "; a line that only looks like one may say '# perdure: not a secret'",
     )
 
@@ -239,13 +239,13 @@ def _check_secrets(items: list[Item]) -> None:
 def _secrets(item: Item) -> Iterator[str]:
     kind = kind_by_name(item.name)
     if kind:
-        yield f"{item.name}: {kind}"
+        yield kind
     elif not item.link and item.size_bytes <= MOST_SCANNED:
         try:
             data = item.path.read_bytes()
         except OSError as error:
             raise _unreadable(item.path, error) from error
-        yield from (f"{item.name}: line {number} looks like {kind}" for number, kind in kinds_in(data))
+        yield from (f"line {number} looks like {kind}" for number, kind in kinds_in(data))
 
 
 def _notes(items: list[Item], target: str) -> tuple[str, ...]:
@@ -255,10 +255,10 @@ def _notes(items: list[Item], target: str) -> tuple[str, ...]:
         return ()
     try:
         compile(item.path.read_bytes(), target, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = getattr(error, "lineno", None)
         return (
-            f"{target} is no Python that this interpreter understands: {error}"
+            f"{target} is no Python that this interpreter understands: {error or type(error).__name__}"
             + (f" (line {where})" * bool(where)),
         )
     return ()
