@@ -93,7 +93,7 @@ def newest_stands(relay: Relay, live: Sequence[RunStand] = ()) -> dict[str, RunS
 
 
 def stands_by_session(relay: Relay) -> dict[int, tuple[RunStand, ...]]:
-    """How the runs of each session stood at its end, by its number. A run that saved nothing stood where it began."""
+    """How the runs of each session stood at its end, by its number: one that saved nothing stood where it began."""
     known: dict[str, RunStand] = {}
     stood = {}
     for session in relay.sessions:

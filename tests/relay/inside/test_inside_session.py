@@ -60,6 +60,13 @@ def test_a_script_gets_its_arguments_variables_modules_and_files(tmp_path):
     assert not list(tmp_path.glob("perdure-relay-*"))  # nothing is left of the bundle
 
 
+def test_on_an_emulated_platform_the_script_is_told_of_that_platform(tmp_path):
+    where = "from perdure.platforms.detect import detect\nplace = detect()\nprint('on', place.platform, place.mode)"
+    done = run(tmp_path, {"train.py": where}, KAGGLE_KERNEL_RUN_TYPE="Batch")
+    assert "on kaggle batch" in done.out
+    assert done.code == 0
+
+
 def test_what_a_script_writes_beside_itself_or_a_module_of_its_own_is_output(tmp_path):
     main = """
         from pathlib import Path

@@ -182,8 +182,6 @@ class InsideSession:
         }
         if is_notebook(self._order.target):
             told[NOTEBOOK_OUTPUT] = str(self._working / f"{Path(self._order.target).stem}.executed.ipynb")
-        if not self._hosted and self._place.platform != "local":  # an emulated platform has not its folders
-            told[names.PLATFORM] = "local"
         return {**base, **told}
 
     def _input_roots(self) -> list[Path]:
