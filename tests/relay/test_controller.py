@@ -287,13 +287,19 @@ def test_a_session_that_stays_away_for_a_window_counts_as_ended(tmp_path: Path) 
     assert it.relay.standing.idle == 1
 
 
-def test_an_unknown_word_is_waited_on(tmp_path: Path) -> None:
-    it = set_up(tmp_path, lambda submission: Course(runs_s=100.0, end="unknown"))
+@pytest.mark.parametrize(("ran_s", "late_s"), [(100.0, 2 * HOUR_S), (0.0, 8 * HOUR_S)])
+def test_an_unknown_word_is_waited_on_and_the_way_out_is_told(tmp_path: Path, ran_s: float, late_s: float) -> None:
+    it = set_up(tmp_path, lambda submission: Course(runs_s=ran_s, end="unknown"))
     it.tick()
-    it.clock.forward(10 * HOUR_S)
+    it.clock.forward(HOUR_S)
+    it.tick()
+    reason = "session 1 is in a state that is not known here: 'UNKNOWN'"
+    assert (it.relay.sessions[0].stage, it.relay.reason) == ("submitted", reason)
+    it.clock.forward(late_s - HOUR_S)
     it.tick()
     assert it.relay.sessions[0].stage == "submitted"
-    assert it.relay.reason == "session 1 is in a state that is not known here: 'UNKNOWN'"
+    assert it.relay.reason.startswith(reason)
+    assert "`perdure relay stop digits --now` ends it" in it.relay.reason
 
 
 def test_an_output_that_lags_is_waited_for(tmp_path: Path) -> None:
@@ -409,6 +415,42 @@ def test_with_stop_the_relay_stops_and_says_why(tmp_path: Path) -> None:
     assert relay.state == "stopped"
     assert relay.reason.startswith("1.0 h of 1.0 h of GPU are used")
     assert len(relay.sessions) == 1
+
+
+@pytest.mark.parametrize("accelerator", ["t4x2", "none"])
+def test_a_session_without_an_accelerator_that_is_refused_for_hours_is_waited_for(
+    tmp_path: Path, accelerator: str
+) -> None:
+    it = set_up(tmp_path, allowed_s=0.0, accelerator=accelerator, when_exhausted="cpu")
+    refused = RefusedError("Maximum weekly accelerator quota reached", code="quota-exhausted")
+    it.platform.before = failing("submit", [refused] * 50)
+    it.tick()
+    assert (it.relay.state, it.platform.calls.count("submit")) == ("waiting", 1)
+    assert it.relay.reason == "Maximum weekly accelerator quota reached"
+
+
+def test_hours_that_the_platform_does_not_tell_are_seen_by_trying(tmp_path: Path) -> None:
+    it = set_up(tmp_path, allowed_s=30 * HOUR_S, accelerator="t4x2")
+    it.platform.before = failing("quota", [NotThereError("not there, or not for this account")] * 50)
+    assert it.until_rest().state == "done"
+
+
+def test_an_accelerator_that_is_retired_meanwhile_costs_the_running_session_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = set_up(tmp_path, accelerator="t4x2")
+    it.tick()
+
+    def retired(name: str) -> float:
+        if name == "t4x2":
+            raise RefusedError("t4x2 cannot be had any more", code="accelerator")
+        return 12 * HOUR_S
+
+    monkeypatch.setattr(it.platform, "window_s", retired)
+    it.platform.before = lambda call: retired("t4x2") and None if call == "submit" else None
+    relay = it.until_rest()
+    assert (relay.state, relay.reason) == ("needs-you", "t4x2 cannot be had any more")
+    assert [each.outcome for each in relay.sessions] == ["paused"]
 
 
 def test_a_refusal_for_hours_is_believed_over_the_figures(tmp_path: Path) -> None:
@@ -572,6 +614,19 @@ def test_a_clock_that_was_set_back_does_not_put_the_relay_to_sleep(tmp_path: Pat
     calls = len(it.platform.calls)
     it.tick()
     assert len(it.platform.calls) > calls
+
+
+def test_a_clock_that_was_ahead_when_a_session_ended_does_not_hold_its_output_back(tmp_path: Path) -> None:
+    it = set_up(tmp_path)
+    nothing = Collected("no-output", "it left nothing")
+    it.judge.outcomes, it.judge.lags = {1: nothing}, {1: 1}
+    it.tick()
+    it.clock.forward(365 * 86400)
+    it.tick()
+    it.clock.set_wall(it.clock.time() - 364 * 86400)
+    it.tick()
+    ended_s = it.relay.sessions[0].ended_s
+    assert ended_s is not None and ended_s <= it.clock.time()
 
 
 def test_notices_that_fail_are_recorded_and_never_stop_a_relay(tmp_path: Path) -> None:

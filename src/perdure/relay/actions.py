@@ -189,6 +189,7 @@ class Seen:
         fresh: The session that was intended in this tick and not tried yet; 0 for none.
         refused: Code of the refusal that this tick got.
         said: What the refusal said.
+        plain: Whether the session that was refused was one without an accelerator.
         fetched: Whether the finished run is here.
     """
 
@@ -201,4 +202,5 @@ class Seen:
     fresh: int = 0
     refused: str = ""
     said: str = ""
+    plain: bool = False
     fetched: bool = False

@@ -182,9 +182,15 @@ class Tick:
         return Terms(
             self._platform.pace,
             accelerator.resource,
-            min(relay.order.window_s, self._platform.window_s(accelerator.name)),
+            min(relay.order.window_s, self._window_s(accelerator.name)),
             min(relay.order.window_s, self._platform.window_s("none")),
         )
+
+    def _window_s(self, accelerator: str) -> float:
+        try:
+            return self._platform.window_s(accelerator)
+        except RefusedError:  # retired since the relay began: a session that runs goes on, the next is refused
+            return float("inf")
 
     def _accelerator(self, name: str) -> Accelerator:
         for accelerator in self._platform.accelerators:
@@ -274,12 +280,16 @@ class Tick:
     # the next session
 
     def _ask_quota(self, relay: Relay, action: actions.AskQuota) -> None:
-        self._seen = replace(self._seen, quota=tuple(self._platform.quota()))
+        try:
+            quota = tuple(self._platform.quota())
+        except (NotThereError, RefusedError):  # it tells this account nothing: what it accepts is seen by trying
+            quota = ()
+        self._seen = replace(self._seen, quota=quota)
 
     def _intend(self, relay: Relay, action: actions.Intend) -> None:
         after = changes.intended(relay, action.accelerator, action.window_s, self._now_s)
         self._write_over(relay, after)
-        self._seen = replace(self._seen, fresh=after.standing.numbers, refused="", said="")
+        self._seen = replace(self._seen, fresh=after.standing.numbers, refused="", said="", plain=False)
 
     def _withdraw(self, relay: Relay, action: actions.Withdraw) -> None:
         self._write_over(relay, changes.withdrawn(relay, action.number))
@@ -323,11 +333,12 @@ class Tick:
 
     def _refused(self, number: int, code: str, error: PerdureError) -> None:
         """It said no. Where it may have begun without its inputs, its slug is not used again."""
+        plain = changes.session_at(self._store.working(self._relay_id), number).accelerator == "none"
         if code == "sources":
             self._write(lambda now: changes.abandoned(changes.set_back(now), number, error.what))
         else:
             self._write(lambda now: changes.withdrawn(changes.set_back(now), number))
-        self._seen = replace(self._seen, refused=code, said=str(error))
+        self._seen = replace(self._seen, refused=code, said=str(error), plain=plain)
 
     def _fetch(self, relay: Relay, action: actions.Fetch) -> None:
         self._write(lambda now: changes.resting(now, "active", "the finished run is being fetched", now.wake_s))

@@ -56,7 +56,7 @@ def _refused(relay: Relay, seen: Seen, quota: Quota | None, now_s: float, terms:
     """The platform said no to a session in this tick."""
     if seen.refused in _FINAL or (seen.refused == "sources" and relay.tries >= SOURCES_TRIES):
         return Close("needs-you", seen.said)
-    if seen.refused == "quota-exhausted":
+    if seen.refused == "quota-exhausted" and not seen.plain:
         return _exhausted(relay, seen, quota, now_s, terms)
     return Rest("waiting", seen.said, now_s + retry_s(terms.pace, relay.tries))
 

@@ -96,6 +96,8 @@ def _ended_one(relay: Relay, seen: Seen, now_s: float, terms: Terms) -> Action |
     for session in relay.sessions:
         if session.stage != "ended":
             continue
+        if session.ended_s is not None and session.ended_s > now_s:  # the clock was set back
+            return End(session.number, session.reason)
         if session.number not in seen.lagging:
             return Collect(session.number)
         reason = f"session {session.number} has ended; its output is not there yet"
@@ -158,20 +160,27 @@ def _lasting(
         closes = moment(session.started_s + session.window_s, now_s)
         reason += f"; it was asked to end, and its window closes {closes}"
     if late:
-        reason += f" (past): `perdure relay stop {relay.order.name} --now` ends it, at the price of its output"
+        past = "; its window is over" if session.started_s is None else " (past)"
+        reason += f"{past}: `perdure relay stop {relay.order.name} --now` ends it, at the price of its output"
     return Rest(_meanwhile(relay), reason, now_s + terms.pace.poll_s)
 
 
 def _is_overdue(session: SessionRecord, observed: Observation, now_s: float, terms: Terms) -> bool:
-    """Whether it still runs when the platform should have ended it; seen on Kaggle by others, not tried here."""
-    if observed.state != "running" or session.started_s is None:
+    """Whether it has not ended when the platform should have ended it; seen on Kaggle by others, not tried here."""
+    if observed.state in ("queued", "missing"):
         return False
-    return now_s > session.started_s + session.window_s + OVERDUE_LAGS * terms.pace.lag_s
+    begun_s = session.started_s
+    if begun_s is None:  # never seen running, and in no state that is known here: it had time to leave the queue
+        begun_s = _submitted_s(session) + QUEUE_LAGS * terms.pace.lag_s
+    return now_s > begun_s + session.window_s + OVERDUE_LAGS * terms.pace.lag_s
 
 
 def _is_stuck(session: SessionRecord, observed: Observation, now_s: float, terms: Terms) -> bool:
-    begun_s = session.intended_s if session.submitted_s is None else session.submitted_s
-    return observed.state == "queued" and now_s > begun_s + QUEUE_LAGS * terms.pace.lag_s
+    return observed.state == "queued" and now_s > _submitted_s(session) + QUEUE_LAGS * terms.pace.lag_s
+
+
+def _submitted_s(session: SessionRecord) -> float:
+    return session.intended_s if session.submitted_s is None else session.submitted_s
 
 
 def _missing(relay: Relay, session: SessionRecord, since_s: float, now_s: float, terms: Terms) -> Action:
