@@ -15,6 +15,7 @@ import typer
 
 from perdure.cli import main as main_module
 from perdure.cli.main import main
+from perdure.cli.output import fitted
 from perdure.core.errors import ConfigError, CorruptError
 
 PERDURE = [sys.executable, "-c", "import sys; from perdure.cli.main import main; sys.exit(main())"]
@@ -37,6 +38,17 @@ def in_a_terminal(arguments: list[str], **environment: str) -> str:
     return shown.decode()
 
 
+def test_a_line_that_is_too_long_is_broken_between_words_below_its_column() -> None:
+    hours = "  hours     GPU 30.0 h left of 30.0 h, 27 s used, 30 s reserved"
+    assert fitted(hours, len(hours)) == [hours]
+    assert fitted(hours, 50) == ["  hours     GPU 30.0 h left of 30.0 h, 27 s used,", "            30 s reserved"]
+    row = "  1        paused   370   t4x2  the window closes in a moment"
+    assert fitted(row, 54) == ["  1        paused   370   t4x2  the window closes in a", " " * 32 + "moment"]
+    assert all(len(piece) <= 40 for piece in fitted(row, 40))
+    address = "  page      https://www.kaggle.com/code/you/perdure-train-1f0c22ab-2"
+    assert fitted(address, 40) == [address]
+
+
 def test_version(capsys) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"{version('perdure')}\n"
@@ -55,6 +67,11 @@ def test_without_a_command_the_help_is_shown(capsys) -> None:
     [
         (["statsu"], "error: no such command 'statsu'. Did you mean 'status'?", "hint: see perdure --help"),
         (["status", "--jsn"], "error: no such option: --jsn", "hint: see perdure status --help"),
+        (
+            ["relay", "start", "train.py", "--epochs", "3"],
+            "error: no such option: --epochs",
+            "hint: see perdure relay start --help; flags of your script come behind --",
+        ),
         (["status", "--root"], "error: option '--root' requires an argument", "hint: see perdure --help"),
     ],
 )

@@ -63,7 +63,8 @@ def test_the_hours_are_those_of_the_platform_and_beside_them_what_relays_used(em
     out = capsys.readouterr().out
     assert "GPU  2.5 h  0 h       7.5 h   10.0 h  " in out
     assert (
-        "GPU used by relays of this machine, as their sessions measured: digits 50 s in 1; 2.5 h elsewhere" in out
+        "GPU used by relays of this machine, as their sessions measured: digits 50 s in 1 session; 2.5 h elsewhere"
+        in out
     )
     assert "digits: 3 sessions, " in out
     assert running_pid(emulator.folder) == os.getpid()  # an emulator of others is left alone

@@ -106,7 +106,7 @@ def test_the_driver_may_go_and_the_relay_goes_on(script, tmp_path: Path, capfd) 
     wait_for(lambda: "session 1 runs" in capfd.readouterr().out)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
-    assert "session 1 goes on without this machine" in capfd.readouterr().err
+    assert "session 1 goes on by itself" in capfd.readouterr().err
     assert state(tmp_path) == "active"
     go.touch()
     assert main(["relay", "watch"]) == 0

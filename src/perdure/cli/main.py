@@ -104,4 +104,12 @@ def _usage(error: Exception) -> tuple[str, str]:
     message = " ".join(str(getattr(error, "format_message", error.__str__)()).split())
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "perdure"
-    return message[:1].lower() + message[1:].rstrip("."), f"see {path} --help"
+    hint = f"see {path} --help"
+    if message.startswith("No such option") and context is not None and _takes_arguments(context.command):
+        hint += "; flags of your script come behind --"
+    return message[:1].lower() + message[1:].rstrip("."), hint
+
+
+def _takes_arguments(command: object) -> bool:
+    """Whether a command hands words on to a script."""
+    return any("-- ARGS" in str(getattr(each, "metavar", "")) for each in getattr(command, "params", ()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -29,6 +31,10 @@ STYLES = {
 """Colours of words of state; the words say it all without them. Rich drops them in a pipe and under NO_COLOR."""
 
 
+_PIECE_LEAST = 20
+"""A column that leaves less room than so many letters is not kept where a line is broken."""
+
+
 def say(line: str, *, styles: bool = True) -> None:
     """One line of data for people, on stdout, never wrapped."""
     Console(highlight=False, soft_wrap=True).print(styled(line) if styles else Text(line))
@@ -40,6 +46,24 @@ def styled(line: str) -> Text:
     for word, style in STYLES.items():
         text.highlight_regex(rf"\b{word}\b", style)
     return text
+
+
+def say_fitted(line: str) -> None:
+    """The same; in a terminal that is narrower, broken between words, the rest below the column it belongs to."""
+    for part in fitted(line, Console().width) if sys.stdout.isatty() else (line,):
+        say(part)
+
+
+def fitted(line: str, width: int) -> list[str]:
+    """A line in pieces that fit; what is never broken is a word, so that paths and addresses can be copied."""
+    if len(line) <= width or " " not in line.strip().rpartition("  ")[2].strip():
+        return [line]
+    column = max((found.end() for found in re.finditer(r"(?:^|\S) {2,}(?=\S)", line)), default=2)
+    column = column if column <= width - _PIECE_LEAST else min(12, width // 4)
+    pieces = textwrap.wrap(
+        line, width, subsequent_indent=" " * column, break_long_words=False, break_on_hyphens=False
+    )
+    return pieces or [line]
 
 
 def note(line: str) -> None:

@@ -78,10 +78,14 @@ def _show(account: str, quotas: Sequence[Quota], found: dict[Any, Ledger], now_s
         total_s = sum(used_s for used_s, _ in ledger.values())
         if not total_s:
             continue
-        each = ", ".join(f"{name} {hours(used_s)} in {count}" for name, (used_s, count) in ledger.items())
+        each = ", ".join(_used(name, *of) for name, of in ledger.items())
         beside = quota.used_s - total_s
         other = f"; {hours(beside)} elsewhere, or not yet counted here" if beside >= 60 else ""
         say(f"{quota.resource.upper()} used by relays of this machine, as their sessions measured: {each}{other}")
+
+
+def _used(name: str, used_s: float, sessions: int) -> str:
+    return f"{name} {hours(used_s)} in {sessions} session{'' if sessions == 1 else 's'}"
 
 
 def _refresh(quota: Quota, now_s: float) -> str:

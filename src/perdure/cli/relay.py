@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perdure.cli.options import Json
-from perdure.cli.output import note, say, say_json, table
+from perdure.cli.output import note, say, say_fitted, say_json, table
 from perdure.cli.reached import driver_of, page_of, pick, reached
 from perdure.cli.relay_page import document, lines, training
 from perdure.cli.relay_start import start_command
@@ -54,7 +54,7 @@ def status_command(name: Maybe = None, json: Json = False) -> None:
         say_json({"version": 1, "relay": document(page)})
         return
     for line in lines(page):
-        say(line)
+        say_fitted(line)
 
 
 def list_command(json: Json = False) -> None:

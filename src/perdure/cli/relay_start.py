@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from perdure.cli.output import note, say
+from perdure.cli.output import note, say, say_fitted
 from perdure.cli.reached import period_s, reached, where
 from perdure.cli.relay_page import quota_line
 from perdure.cli.relay_watch import follow
@@ -172,16 +172,16 @@ def _show(opening: Opening, platform: Platform, relays: Sequence[Relay], now_s: 
     order, content = opening.relay.order, opening.bundle.content
     kind = "the CPU" if order.accelerator == "none" else order.accelerator
     place = f"{order.platform} as {opening.account}" if opening.account else order.platform
-    say(f"{order.name}  {order.target} on {place}, {kind}, sessions of {format_duration(order.window_s)}")
+    say_fitted(f"{order.name}  {order.target} on {place}, {kind}, sessions of {format_duration(order.window_s)}")
     files = f"{len(content.items)} file{'' if len(content.items) == 1 else 's'}"
     packed = format_bytes(opening.bundle.size_bytes)
-    say(f"  project   {files}, {format_bytes(content.size_bytes)}; packed, with Perdure, {packed}")
+    say_fitted(f"  project   {files}, {format_bytes(content.size_bytes)}; packed, with Perdure, {packed}")
     if content.left:
         shown = ", ".join(left.name for left in content.left[:5])
         more = f" and {len(content.left) - 5} more" if len(content.left) > 5 else ""
-        say(f"  left out  {shown}{more}")
+        say_fitted(f"  left out  {shown}{more}")
     if opening.quota is not None:
-        say(f"  hours     {quota_line(opening.quota, now_s)}")
+        say_fitted(f"  hours     {quota_line(opening.quota, now_s)}")
     expected = prospect(
         opening.relay,
         now_s,
@@ -193,10 +193,10 @@ def _show(opening: Opening, platform: Platform, relays: Sequence[Relay], now_s: 
         earlier=relays,
     )
     if expected.expected is None:
-        say(f"  expected  {expected.basis}")
+        say_fitted(f"  expected  {expected.basis}")
     else:
         told = sentence(expected.expected, now_s, (opening.accelerator.resource or "").upper())
-        say(f"  expected  {told} ({expected.basis})")
+        say_fitted(f"  expected  {told} ({expected.basis})")
     for each in opening.notes:
         note(f"note: {each}")
 

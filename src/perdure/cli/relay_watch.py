@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol
 
 import typer
 
-from perdure.cli.output import complain, note, say, styled
+from perdure.cli.output import complain, fitted, note, say, styled
 from perdure.cli.reached import driver_of, near, page_of, pick
 from perdure.cli.relay_page import OVER, lines, short_line
 from perdure.core.errors import PerdureError
@@ -146,7 +146,9 @@ class _Terminal:
         pages = [lines(page_of(driver.store, driver.relay, driver.glance), rows=ROWS) for driver in drivers]
         going = any(driver.wake_s is not None for driver in drivers)
         foot = ["", "Ctrl-C leaves the session to itself; perdure relay watch comes back"] if going else []
-        self._live.update(styled("\n".join([*"\n\n".join("\n".join(page) for page in pages).splitlines(), *foot])))
+        told = [*"\n\n".join("\n".join(page) for page in pages).splitlines(), *foot]
+        width = self._live.console.width
+        self._live.update(styled("\n".join(piece for line in told for piece in fitted(line, width))))
         self._live.refresh()
 
 
@@ -192,7 +194,7 @@ def _say_how_to_come_back(drivers: Sequence[Driver]) -> None:
         if relay.state in OVER:
             continue
         running = next((session.number for session in relay.sessions if session.is_open), None)
-        goes_on = f"session {running} goes on without this machine" if running else "no session runs"
+        goes_on = f"session {running} goes on by itself" if running else "no session runs"
         note(f"{relay.order.name}: {goes_on}; the next one begins when you come back:")
         note(f"  perdure relay watch {relay.order.name}")
 
