@@ -208,13 +208,20 @@ def test_a_download_that_fails_for_good_leaves_no_file_of_that_name_and_is_gone_
     with pytest.raises(TransientPlatformError):
         kaggle.fetch(handle, ["big.bin"], tmp_path / "out")
     assert not (tmp_path / "out/big.bin").exists()
-    there = (tmp_path / "out/big.bin.part").stat().st_size
+    there = (tmp_path / "out/.big.bin.part").stat().st_size
     assert 0 < there < len(BIG_BYTES)
     emulator.switch(faults=())
     told = []
     (path,) = kaggle.fetch(handle, ["big.bin"], tmp_path / "out", lambda done, total: told.append(done))
     assert path.read_bytes() == BIG_BYTES
     assert min(told) >= there, "it did not begin anew"
+
+
+def test_a_file_that_is_named_like_half_of_another_is_not_taken_for_it(kaggle, order, ended, tmp_path):
+    handle = kaggle.submit(order("open('a', 'w').write('whole')\nopen('a.part', 'w').write('OTHER')\n"))
+    ended(handle)
+    part, whole = kaggle.fetch(handle, ["a.part", "a"], tmp_path / "out")
+    assert (part.read_text(), whole.read_text()) == ("OTHER", "whole")
 
 
 def test_an_address_that_is_too_old_is_asked_for_anew(kaggle, emulator, order, ended, tmp_path, monkeypatch):

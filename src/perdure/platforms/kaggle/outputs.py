@@ -91,7 +91,7 @@ def _fetch_one(
     client: Client, handle: Handle, name: str, path: Path, urls: dict[str, str], tally: _Tally
 ) -> dict[str, str]:
     """Fetch a file; gives the addresses, which are asked for anew where they are too old."""
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(f".{path.name}.part")  # hidden: the output may hold a file NAME.part of its own
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
