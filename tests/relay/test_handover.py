@@ -266,3 +266,18 @@ def test_several_runs_are_judged_each_by_its_own(tmp_path):
         ("second", 40, "step-000000040"),
         ("third", 0, None),
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"plan": {"count": NaN}, "speeds": {"steps_per_s": Infinity}}',
+        '{"plan": {"count": Infinity}, "speeds": [1]}',
+        '{"plan": {"count": 1' + "0" * 400 + "}}",
+        "[" * 100_000,
+    ],
+)
+def test_numbers_that_are_none_do_not_stop_a_relay(platform, working, tmp_path, text):
+    (working / "perdure/digits/session.json").write_text(text)
+    found = collected(platform, tmp_path)
+    assert (found.outcome, found.runs[0].count, found.runs[0].steps_per_s) == ("paused", None, None)

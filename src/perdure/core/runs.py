@@ -76,6 +76,6 @@ def read_json(path: Path) -> tuple[Mapping[str, Any], str]:
         return {}, ""
     except OSError as error:
         return {}, f"{path.name} cannot be read: {error.strerror}"
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}, f"{path.name} is damaged: it is not JSON"
     return (value, "") if isinstance(value, dict) else ({}, f"{path.name} is damaged: it holds no JSON object")

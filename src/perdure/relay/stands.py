@@ -18,6 +18,9 @@ from perdure.relay.records import RunStand
 EVENTS_MOST_BYTES = 16 * 1024 * 1024
 """Events of a run are brought up to this size; larger ones come with the run itself."""
 
+_MOST = 1e15
+"""No count is larger; and NaN is no number that anything can be told from."""
+
 _STEP = re.compile(r"step-(\d{1,18})")
 
 
@@ -128,8 +131,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _number(value: Any) -> float | None:
-    """A number of a file that another version may have written."""
-    return float(value) if isinstance(value, (int, float)) else None
+    """A number of a file that another version, or anybody, may have written."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) <= _MOST else None
 
 
 def _lacks(told: Mapping[str, Any], stand: RunStand) -> bool:

@@ -360,6 +360,8 @@ def test_what_is_no_marker_is_said_to_be_none(tmp_path):
         "{}",
         '{"format": 1}',
         '{"format": 1, "relay": "x", "session": 1, "slug": "", "status": "odd"}',
+        '{"format": 1, "relay": "x", "session": Infinity, "slug": "", "status": "paused"}',
+        "[" * 100_000,
     ):
         (tmp_path / MARKER).write_text(text)
         with pytest.raises(CorruptError):
@@ -367,3 +369,10 @@ def test_what_is_no_marker_is_said_to_be_none(tmp_path):
     (tmp_path / MARKER).write_text('{"format": 2}')
     with pytest.raises(FormatVersionError):
         Marker.read(tmp_path)
+
+
+def test_times_that_nobody_can_add_up_count_as_not_said(tmp_path):
+    marker = Marker(RELAY, 3, "slug", "running", started_s=float("nan"), accelerator_s=float("inf"))
+    (tmp_path / MARKER).write_text(json.dumps({"format": 1, **vars(marker), "ended_s": 1e300}))
+    found = Marker.read(tmp_path)
+    assert (found.started_s, found.ended_s, found.accelerator_s) == (0.0, None, 0.0)

@@ -20,6 +20,8 @@ MARKER = "perdure-session.json"
 
 FORMAT = 1
 
+_YEAR_5000_S = 9.5e10
+
 STATUSES = ("starting", "running", "finished", "paused", "failed", "refused")
 """``"starting"`` and ``"running"`` in an output that is complete: the session was killed."""
 
@@ -116,12 +118,12 @@ def load_marker(data: bytes, path: Path) -> Marker:
         )
     try:
         return _marker(value)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CorruptError(f"{path} is no marker of a session: {error!r}", path=path) from None
 
 
 def _marker(value: Mapping[str, Any]) -> Marker:
-    ended, code = value.get("ended_s"), value.get("exit_code")
+    code = value.get("exit_code")
     if value.get("status") not in STATUSES:
         raise ValueError(f"status {value.get('status')!r}")
     return Marker(
@@ -131,13 +133,19 @@ def _marker(value: Mapping[str, Any]) -> Marker:
         status=str(value["status"]),
         reason=str(value.get("reason") or ""),
         exit_code=None if code is None else int(code),
-        started_s=float(value.get("started_s") or 0.0),
-        ended_s=None if ended is None else float(ended),
+        started_s=_seconds(value.get("started_s")) or 0.0,
+        ended_s=_seconds(value.get("ended_s")),
         accelerator=dict(value.get("accelerator") or {}),
-        accelerator_s=float(value.get("accelerator_s") or 0.0),
+        accelerator_s=_seconds(value.get("accelerator_s")) or 0.0,
         resumed=tuple(dict(entry) for entry in value.get("resumed") or ()),
         report=tuple(dict(entry) for entry in value.get("report") or ()),
         mirror=dict(value.get("mirror") or {}),
         environment=dict(value.get("environment") or {}),
         tail=tuple(str(line) for line in value.get("tail") or ()),
     )
+
+
+def _seconds(value: Any) -> float | None:
+    """Seconds that can be added up and shown as a time; None for anything else."""
+    seconds = None if value is None else float(value)
+    return seconds if seconds is not None and 0.0 <= seconds < _YEAR_5000_S else None
