@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from perdure.core.errors import ConfigError, NotThereError, RefusedError
+from perdure.core.errors import ConfigError, NotThereError, RefusedError, UncertainError
 from perdure.platforms import host, local_platform
 from perdure.platforms.local_platform import MACHINE, NONE, LocalPlatform, from_place
 from perdure.platforms.protocol import Handle, Observation, Submission
@@ -218,6 +218,19 @@ def test_a_session_whose_host_died_is_ended_for_good(
     assert "died" in seen.message
     (path,) = platform.fetch(handle, ["pid"], tmp_path / "here")
     assert not is_alive(int(path.read_text()))
+
+
+def test_a_host_that_does_not_say_that_it_is_there_is_looked_for_and_not_started_again(
+    platform: LocalPlatform, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "START_WITHIN_S", 0.01)  # too short for any process
+    with pytest.raises(UncertainError):
+        platform.submit(submission(bundle, "print(1)"))
+    with pytest.raises(UncertainError):  # the folder is used: another attempt is none
+        platform.submit(submission(bundle, "print(1)"))
+    handle = platform.find("perdure-test-1")
+    assert handle is not None
+    assert ended(platform, handle).ended
 
 
 def test_a_new_process_reaches_the_same_place(tmp_path: Path) -> None:

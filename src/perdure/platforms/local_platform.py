@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure.core.errors import ConfigError, NotThereError, PlatformError, RefusedError
+from perdure.core.errors import ConfigError, NotThereError, PlatformError, RefusedError, UncertainError
 from perdure.platforms import host
 from perdure.platforms.host import HostFolder, HostSpec, HostState
 from perdure.platforms.protocol import (
@@ -91,6 +91,7 @@ class LocalPlatform:
         Raises:
             RefusedError: One of its inputs is not there.
             PlatformError: It cannot be started: no room, no right to write.
+            UncertainError: Its host did not say that it is there; ``find`` and ``observe`` tell.
         """
         inputs = self._inputs(submission)
         folder = self._session(submission.slug)
@@ -112,7 +113,7 @@ class LocalPlatform:
             disk_bytes=self._disk_bytes,
             inputs=inputs,
         )
-        host.start(folder, spec)
+        self._start(folder, spec)
         return self._handle(submission.slug)
 
     def find(self, slug: str) -> Handle | None:
@@ -163,6 +164,14 @@ class LocalPlatform:
             return Stopping(True, "it was asked to save and stop")
         state = host.kill(folder)
         return Stopping(state.state in ("ended", "dead"), "it was killed; what it had saved stays")
+
+    def _start(self, folder: Path, spec: HostSpec) -> None:
+        try:
+            host.start(folder, spec)
+        except PlatformError as error:
+            if HostFolder(folder).spec.exists():  # the folder is used now, and its host may have begun all the same
+                raise UncertainError(error.what, hint=error.hint) from error
+            raise
 
     def _session(self, slug: str) -> Path:
         return self.folder / "sessions" / slug
