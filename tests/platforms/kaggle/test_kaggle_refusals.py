@@ -8,7 +8,6 @@ from perdure.core.errors import (
     CredentialsError,
     MissingExtraError,
     NotThereError,
-    PlatformError,
     RefusedError,
     TransientPlatformError,
     UncertainError,
@@ -110,8 +109,8 @@ def test_no_hours_left_is_a_refusal_also_as_too_many_calls():
         ("something new", True, UncertainError),
         ("credentials", False, CredentialsError),
         ("import", False, MissingExtraError),
-        ("disk", False, PlatformError),
-        ("local", True, PlatformError),
+        ("disk", False, TransientPlatformError),  # full for a while: no reason to call the user
+        ("local", True, TransientPlatformError),
     ],
 )
 def test_without_an_answer_only_what_changes_something_is_uncertain(kind, acts, error):

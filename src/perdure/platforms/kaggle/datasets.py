@@ -12,7 +12,7 @@ import shutil
 import time
 from pathlib import Path
 
-from perdure.core.errors import NotThereError, PlatformError, RefusedError, TransientPlatformError, UncertainError
+from perdure.core.errors import NotThereError, RefusedError, TransientPlatformError, UncertainError
 from perdure.platforms.kaggle.client import Client
 from perdure.platforms.kaggle.refusals import refusal
 
@@ -85,7 +85,9 @@ def _create(client: Client, ref: str, cargo: Path, name: str) -> None:
         _lay_out(folder, ref, cargo, name)
         limit_s = 120.0 + cargo.stat().st_size / _UPLOAD_BYTES_PER_S
     except OSError as error:
-        raise PlatformError(f"cannot prepare the data set {ref} in {folder}: {error.strerror}") from error
+        raise TransientPlatformError(
+            f"cannot prepare the data set {ref} in {folder}: {error.strerror}", hint="make room"
+        ) from error
     try:
         said = client.call("dataset_create", ref, acts=True, limit_s=limit_s, folder=str(folder))
     except UncertainError:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from perdure.core.errors import PlatformError, RefusedError
+from perdure.core.errors import RefusedError, TransientPlatformError
 from perdure.platforms.protocol import Accelerator, Submission
 
 CODE_FILE = "session.py"
@@ -84,13 +84,13 @@ def write_kernel(folder: Path, metadata: dict[str, Any], source: str) -> None:
     """Lay out what the client pushes.
 
     Raises:
-        PlatformError: There is no room for it here.
+        TransientPlatformError: There is no room for it here now.
     """
     try:
         (folder / CODE_FILE).write_text(source, encoding="utf-8")
         (folder / "kernel-metadata.json").write_text(json.dumps(metadata, indent=1), encoding="utf-8")
     except OSError as error:
-        raise PlatformError(f"cannot write to {folder}: {error.strerror}") from error
+        raise TransientPlatformError(f"cannot write to {folder}: {error.strerror}", hint="make room") from error
 
 
 def _all(kind: str, names: Sequence[str], pattern: re.Pattern[str], form: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from perdure.core.errors import NotThereError, PlatformError, RefusedError, TransientPlatformError
+from perdure.core.errors import NotThereError, RefusedError, TransientPlatformError
 from perdure.platforms.kaggle.client import Client
 from perdure.platforms.protocol import Handle, OutputFile, Progress
 
@@ -69,8 +69,7 @@ def fetch_files(
     Raises:
         NotThereError: One of them is not in the output.
         RefusedError: A name leads out of the folder.
-        TransientPlatformError: It could not be finished; calling this again goes on.
-        PlatformError: It cannot be written here.
+        TransientPlatformError: It could not be finished, or not be written here; calling this again goes on.
     """
     wanted = {name: folder / _inside(name) for name in names}
     if not wanted:
@@ -95,7 +94,9 @@ def _fetch_one(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PlatformError(f"cannot write to {path.parent}: {error.strerror}") from error
+        raise TransientPlatformError(
+            f"cannot write to {path.parent}: {error.strerror}", hint="make room"
+        ) from error
     what = f"{handle.ref}: {name}"
 
     def load(url: str) -> None:

@@ -16,7 +16,6 @@ from perdure.core.errors import (
     MissingExtraError,
     NotThereError,
     PerdureError,
-    PlatformError,
     RefusedError,
     TransientPlatformError,
     UncertainError,
@@ -129,8 +128,8 @@ def error_of(fault: Fault, what: str, *, acts: bool) -> PerdureError:
         return CredentialsError(f"{what}: {fault.message}", hint=LOG_IN)
     if fault.kind == "import":
         return MissingExtraError(f"Kaggle needs its official client: {fault.message}", hint=INSTALL)
-    if fault.kind in ("disk", "local"):
-        return PlatformError(f"{what}: {fault.message}")
+    if fault.kind in ("disk", "local"):  # a disk or a memory that is full now may not be so later
+        return TransientPlatformError(f"{what}: on this machine: {fault.message}", hint="make room for it")
     return _unanswered(f"{what}: no answer from Kaggle: {fault.message}", acts)
 
 
