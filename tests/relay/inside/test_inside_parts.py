@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def test_an_order_says_what_the_session_must_find_and_is_read_back(tmp_path):
     assert value["cargo"] == {"name": CARGO_NAME, "digest": "sha256:00"}
     assert read.slug == "perdure-digits-3"
     assert read.accelerator == T4X2
+    assert not read.older
+    again = replace(relay, standing=replace(relay.standing, last="refused"))
+    assert session_order(again, 3, accelerator, 3600.0)["older"]
     assert read.expects == (Expected("fold-1", 100, "step-000000100"), Expected("fold-2", 40, "step-000000040"))
     assert (read.target, read.arguments, read.environment) == ("src/train.py", ("--a", "1"), {"A": "b"})
     assert (read.window_s, read.margin_s, read.mirror_to, read.internet) == (3600.0, 120.0, "kaggle", True)

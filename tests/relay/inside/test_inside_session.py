@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from checkpoint.snapshots import flip
 from perdure.core.errors import CorruptError, FormatVersionError, NoCheckpointError
 from perdure.relay.bundle import make_bundle
 from perdure.relay.inside import needs
@@ -237,6 +238,28 @@ def test_nothing_starts_afresh_where_the_expected_checkpoint_is_not_whole(tmp_pa
     assert done.marker.status == "refused"
     assert "'digits' was to go on from step-000000007" in done.marker.reason
     assert "nothing was started afresh" in done.marker.reason
+
+
+@pytest.mark.parametrize("size", [None, 100])
+def test_after_a_refusal_an_older_whole_checkpoint_will_do_for_one_that_stays_damaged(tmp_path, size):
+    folder = leave_run(tmp_path / "in", 2, 3, 7)
+    tensors = sorted((folder / "tensors").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    os.truncate(tensors[-1], 100) if size else flip(tensors[-1], 10)
+    main = """
+        import sys
+        from perdure.checkpoint.store import Store
+        from perdure.core.paths import RunPaths
+        from perdure.core.settings import Settings
+        told = Settings.from_environment()
+        store = Store(RunPaths(told.root / "digits"), "digits", inputs=told.inputs)
+        store.open({})
+        print("found", store.newest().manifest.step)
+        sys.exit(75)
+        """
+    what = order(expects=[expected(7)], older=True)
+    done = run(tmp_path, {"train.py": script(main)}, what, inputs=[tmp_path / "in"])
+    assert (done.marker.status, done.marker.resumed[0]["step"]) == ("paused", 3)
+    assert "found 3" in done.out
 
 
 def test_a_run_that_begins_afresh_although_its_checkpoint_is_there_is_stopped(tmp_path):

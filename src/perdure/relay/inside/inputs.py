@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from perdure.checkpoint.manifest import MANIFEST, digest_of
 from perdure.checkpoint.search import Found, find_checkpoints
 from perdure.checkpoint.verify import verify
 from perdure.core.errors import CheckpointError
-from perdure.core.say import say
+from perdure.core.say import say, warn
 from perdure.relay.inside.order import Expected
 from perdure.relay.inside.refusing import Refused
 
@@ -45,6 +46,8 @@ def await_expected(
     roots: Sequence[Path],
     wait_s: float,
     bring: Callable[[Sequence[Expected]], Iterable[Path]] = lambda _: (),
+    *,
+    older: bool = False,
 ) -> list[Resumable]:
     """Wait until every expected checkpoint is mounted, and prove each.
 
@@ -56,6 +59,7 @@ def await_expected(
         roots: Input folders.
         wait_s: How long it may take until they are mounted.
         bring: Called at last with what is missing; the folders into which some of it was brought.
+        older: Whether an older checkpoint of the run that is whole will do for one that is there and damaged.
 
     Raises:
         Refused: One is not there, or it is not what was written.
@@ -69,10 +73,10 @@ def await_expected(
         if time.monotonic() >= end_s:
             brought = _look(lacking, list(bring(lacking)))
             seen |= {item: found for item, found in brought.items() if not found.error}
-            _refuse_what_lacks(expects, seen, roots, wait_s)
+            _refuse_what_lacks(expects, seen, roots, wait_s, older)
             break
         time.sleep(min(_LOOK_EVERY_S, max(0.05, end_s - time.monotonic())))
-    return [_prove(item, seen[item]) for item in expects]
+    return [_prove_or_older(item, seen[item], roots if older else ()) for item in expects]
 
 
 def _look(expects: Sequence[Expected], roots: Sequence[Path]) -> dict[Expected, Found]:
@@ -81,23 +85,26 @@ def _look(expects: Sequence[Expected], roots: Sequence[Path]) -> dict[Expected, 
     if not expects:
         return seen
     wanted = {(item.run, item.checkpoint): item for item in expects}
-    for root in roots:
-        try:
-            found = find_checkpoints(root)
-        except CheckpointError:  # not mounted yet, or not to be listed: looked at again
+    for each in _all(roots):
+        name = each.manifest.run if each.manifest else each.folder.parent.parent.name
+        item = wanted.get((name, each.folder.name))
+        if item is None or (each.manifest is not None and each.manifest.step != item.step):
             continue
-        for each in found:
-            name = each.manifest.run if each.manifest else each.folder.parent.parent.name
-            item = wanted.get((name, each.folder.name))
-            if item is None or (each.manifest is not None and each.manifest.step != item.step):
-                continue
-            if item not in seen or (seen[item].error and not each.error):
-                seen[item] = each
+        if item not in seen or (seen[item].error and not each.error):
+            seen[item] = each
     return seen
 
 
+def _all(roots: Sequence[Path]) -> Iterator[Found]:
+    for root in roots:
+        try:
+            yield from find_checkpoints(root)
+        except CheckpointError:  # not mounted yet, or not to be listed: looked at again
+            continue
+
+
 def _refuse_what_lacks(
-    expects: Sequence[Expected], seen: dict[Expected, Found], roots: Sequence[Path], wait_s: float
+    expects: Sequence[Expected], seen: dict[Expected, Found], roots: Sequence[Path], wait_s: float, older: bool
 ) -> None:
     for item in expects:
         found = seen.get(item)
@@ -107,11 +114,27 @@ def _refuse_what_lacks(
                 f"the run {item.run!r} was to go on from {item.checkpoint}, and that is not below {where} "
                 f"(waited {wait_s:.0f} s); nothing was started afresh"
             )
-        if found.error:
+        if found.error and not older:
             raise Refused(
                 f"the run {item.run!r} was to go on from {item.checkpoint}, and that is not whole: "
                 f"{found.problem}; nothing was started afresh"
             )
+
+
+def _prove_or_older(item: Expected, found: Found, roots: Sequence[Path]) -> Resumable:
+    """The expected one, proved; if it is damaged, the newest older one that is whole, where such are looked for."""
+    try:
+        return _prove(item, found)
+    except Refused as refused:
+        known = [each for each in _all(roots) if each.manifest is not None and not each.error]
+        for each in sorted(known, key=lambda each: each.key, reverse=True):
+            if each.manifest is None or each.manifest.run != item.run or not 0 < each.manifest.step < item.step:
+                continue
+            with contextlib.suppress(Refused):
+                proved = _prove(Expected(item.run, each.manifest.step, each.folder.name), each)
+                warn(f"{refused}; an older checkpoint is whole, and the run goes on from step {each.manifest.step}")
+                return proved
+        raise
 
 
 def _prove(item: Expected, found: Found) -> Resumable:

@@ -78,6 +78,8 @@ class InsideOrder:
         expects: Checkpoints that must be there.
         internet: Whether it may reach the network.
         mount_wait_s: How long inputs are waited for.
+        older: Whether an older checkpoint that is whole will do where the expected one is damaged: a fresh session
+            was tried already.
     """
 
     relay: str
@@ -94,6 +96,7 @@ class InsideOrder:
     expects: tuple[Expected, ...] = ()
     internet: bool = False
     mount_wait_s: float = MOUNT_WAIT_S
+    older: bool = False
 
 
 def session_order(
@@ -137,6 +140,7 @@ def session_order(
         ],
         "internet": order.internet,
         "mount_wait_s": min(MOUNT_WAIT_S, window_s / 8),
+        "older": relay.standing.last == "refused",
         "cargo": {"name": CARGO_NAME, "digest": order.bundle_digest},
     }
 
@@ -191,4 +195,5 @@ def _order(value: Mapping[str, Any]) -> InsideOrder:
         ),
         internet=bool(value.get("internet")),
         mount_wait_s=float(value.get("mount_wait_s", MOUNT_WAIT_S)),
+        older=bool(value.get("older")),
     )

@@ -114,6 +114,7 @@ class InsideSession:
             roots,
             self._order.mount_wait_s,
             lambda lacking: bring_from_mirror(self._order, lacking, brought),
+            older=self._order.older,
         )
         self._note(status="running", resumed=tuple(item.as_dict() for item in resumed))
         roots += [brought] if brought.is_dir() else []
