@@ -59,8 +59,10 @@ def find_cargo(order: dict[str, Any], cargo: str, name: str, digest: str) -> byt
     seen = []
     while True:
         for path in paths_named(name):
-            with open(path, "rb") as file:
-                data = file.read()
+            data = b""
+            with contextlib.suppress(OSError):  # a mount that is not ready yet: it is looked at again
+                with open(path, "rb") as file:
+                    data = file.read()
             if fits(data, digest):
                 return data
             seen.append(path)

@@ -156,6 +156,7 @@ def test_a_bundle_in_an_input_is_found_by_name_and_digest_wherever_it_is_mounted
     for place, content in (("datasets/me/old", b"another"), ("datasets/me/perdure-code/deep", data)):
         (tmp_path / "in" / place).mkdir(parents=True)
         (tmp_path / "in" / place / "perdure-bundle.bin").write_bytes(content)
+    (tmp_path / "in" / "perdure-bundle.bin").symlink_to("nowhere")  # a mount that is listed and not ready
     done = run(tmp_path, {}, cargo=data, in_source=False, inputs=[tmp_path / "in"])
     assert done.code == 0
     assert "ran" in done.out
