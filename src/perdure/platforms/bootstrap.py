@@ -60,9 +60,9 @@ def find_cargo(order: dict[str, Any], cargo: str, name: str, digest: str) -> byt
     while True:
         for path in paths_named(name):
             data = b""
-            with contextlib.suppress(OSError):  # a mount that is not ready yet: it is looked at again
-                with open(path, "rb") as file:
-                    data = file.read()
+            # a mount that is not ready yet is looked at again
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                data = file.read()
             if fits(data, digest):
                 return data
             seen.append(path)
