@@ -267,6 +267,17 @@ def test_a_home_that_cannot_be_made_is_an_error_with_a_hint(tmp_path: Path) -> N
         Store(Home(tmp_path / "file" / "home"))
 
 
+@pytest.mark.parametrize("keep_bytes", [0, 4096])
+def test_a_database_that_is_damaged_is_told_as_that(home: Home, tmp_path: Path, keep_bytes: int) -> None:
+    with Store(home) as store:
+        store.create("0123abcd", order(tmp_path), NOW_S)
+    whole = home.database.read_bytes()
+    home.database.write_bytes(whole[:keep_bytes] + b"\xff" * (len(whole) - keep_bytes))
+    with pytest.raises(StoreError, match="relays.sqlite: ") as caught, Store(home) as store:
+        store.relays()
+    assert "damaged" in str(caught.value) and "free some" not in str(caught.value)
+
+
 def test_the_home_is_where_the_variable_says(tmp_path: Path) -> None:
     assert find_home({"PERDURE_HOME": str(tmp_path)}).database == tmp_path / "relays.sqlite"
     assert find_home({}).folder.name == "perdure"

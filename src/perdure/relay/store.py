@@ -23,6 +23,12 @@ from perdure.relay.rows import order_text, relay_of, relay_values, session_of, s
 
 _BUSY_S = 30.0
 
+_FULL = "free some space, and let no other program hold the file"
+_DAMAGED = (
+    "it is damaged: put a copy of it back, or move it away and start anew; what sessions have left is still where "
+    "they ran"
+)
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -54,6 +60,8 @@ class Store:
             home.folder.mkdir(parents=True, exist_ok=True)
             self.connection = sqlite3.connect(home.database, timeout=_BUSY_S, isolation_level=None)
             self._prepare()
+        except StoreError:
+            raise
         except (OSError, sqlite3.Error) as error:
             raise StoreError(
                 f"cannot open {home.database}: {error}", hint="name another folder in PERDURE_HOME"
@@ -248,9 +256,8 @@ class Store:
         except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
             raise
         except sqlite3.Error as error:  # the disk is full, say
-            raise StoreError(
-                f"{self.home.database}: {error}", hint="free some space, and let no other program hold the file"
-            ) from error
+            hint = _FULL if isinstance(error, sqlite3.OperationalError) else _DAMAGED
+            raise StoreError(f"{self.home.database}: {error}", hint=hint) from error
 
 
 # `stage <> 'collected'` is the condition of the index that keeps these two from reading every session of a relay
