@@ -89,6 +89,15 @@ def test_a_page_shows_step_loss_cards_window_hours_and_the_expected_end() -> Non
     ]
 
 
+def test_what_is_not_as_it_should_be_is_said_of_an_active_relay_too() -> None:
+    shown = page(PAUSED, RUNNING)
+    told = [
+        replace(shown, relay=replace(shown.relay, reason=f"session 2 {what}")) for what in ("runs", "is hidden")
+    ]
+    assert lines(told[0]) == lines(shown)
+    assert lines(told[1]) == [lines(shown)[0], "  now       session 2 is hidden", *lines(shown)[1:]]
+
+
 def test_a_line_says_the_same() -> None:
     assert short_line(page(PAUSED, RUNNING)) == (
         "digits: active, step 520, epoch 6 of 10, 52 % done, loss 0.25, 2 x Tesla T4, 97 and 95 % busy, 9.0 GB and 9.0 GB"
@@ -115,6 +124,18 @@ def test_who_is_needed_sees_the_end_of_the_log_without_what_is_meant_for_program
     assert [line.strip() for line in shown if "Trace" in line or "Error" in line or PREFIX in line] == [
         "Traceback", "ValueError: no data",
     ]  # fmt: skip
+
+
+def test_the_hint_of_an_error_has_a_line_of_its_own_on_the_page_and_none_among_events() -> None:
+    reason = "Kaggle accepted it without a/b\nhint: check the names"
+    asked = relay(state="needs-you", reason=reason)
+    assert lines(Page(asked, NOW))[1:] == [
+        "  why       Kaggle accepted it without a/b",
+        "  hint      check the names",
+    ]
+    told = "needs-you: Kaggle accepted it without a/b; check the names"
+    assert changes(relay(), asked) == [told]
+    assert short_line(Page(asked, NOW)) == "digits: " + told.replace(":", ",")
 
 
 def test_a_relay_that_nobody_drives_says_so() -> None:

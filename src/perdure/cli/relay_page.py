@@ -12,7 +12,7 @@ from perdure.platforms.protocol import Quota
 from perdure.relay.live import PREFIX, Live
 from perdure.relay.prospects import Prospect, newest_stands, stands_by_session
 from perdure.relay.records import Relay, RunStand, SessionRecord
-from perdure.relay.words import hours, moment, sentence, when
+from perdure.relay.words import hours, in_a_line, moment, sentence, when
 
 OVER = ("done", "stopped", "needs-you")
 """States in which nothing goes on."""
@@ -63,8 +63,10 @@ def lines(page: Page, *, rows: int = ROWS_MOST) -> list[str]:
     """A relay for people: a head line, a line a topic, a table of its newest sessions."""
     relay = page.relay
     over = relay.state in OVER
+    why, _, hint = ("" if relay.state == "done" or _is_plain(page) else relay.reason).partition("\nhint: ")
     topics = {
-        "why": "" if relay.state in ("active", "done") else relay.reason,
+        "now" if relay.state == "active" else "why": in_a_line(why),
+        "hint": in_a_line(hint),
         "training": training(page),
         "session": _session(page),
         "page": _url(page),
@@ -80,9 +82,15 @@ def lines(page: Page, *, rows: int = ROWS_MOST) -> list[str]:
     told += [f"  {topic:<10}{text}" for topic, text in topics.items() if text]
     told += [f"  {'model':<10}{model}" for model in page.models]
     told += _tail(relay)
-    if relay.sessions:
+    if any(session.stage != "abandoned" for session in relay.sessions):
         told += ["", *(f"  {line}" for line in session_table(page, rows))]
     return told
+
+
+def _is_plain(page: Page) -> bool:
+    """Whether all is as it should be: a session runs, which the page says anyway."""
+    relay, session = page.relay, page.running
+    return relay.state == "active" and session is not None and relay.reason == f"session {session.number} runs"
 
 
 def _tail(relay: Relay) -> list[str]:
@@ -163,11 +171,12 @@ def seen(page: Page) -> str:
 def short_line(page: Page) -> str:
     """A relay in one line."""
     relay = page.relay
-    state = relay.state if relay.state != "active" else relay.reason or relay.state
+    reason = in_a_line(relay.reason)
+    state = relay.state if relay.state != "active" else reason or relay.state
     known = expected(page) if page.prospect and page.prospect.expected else ""
     parts = [state, training(page), cards(page.live), _left(page), known]
     if relay.state in ("waiting", "needs-you", "stopped", "stopping"):
-        parts.insert(1, relay.reason)
+        parts.insert(1, reason)
     return f"{relay.order.name}: " + ", ".join(part for part in parts if part)
 
 
@@ -215,7 +224,7 @@ def _row(session: SessionRecord, page: Page, stands: Sequence[RunStand]) -> tupl
         session.outcome or _stage(session),
         steps,
         _accelerator(session.accelerator),
-        _cut(session.reason),
+        _cut(in_a_line(session.reason)),
     )
 
 
