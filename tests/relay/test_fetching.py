@@ -269,6 +269,16 @@ def test_what_the_script_left_in_any_session_comes_the_newest_of_each_name(tmp_p
     assert "session 2" in " ".join(found.remarks)
 
 
+def test_odd_names_come_and_those_that_cannot_are_named(platform, working, relay, tmp_path):
+    odd = ["12:30.txt", "new\nline", " a b ", "x.part"]
+    for name in [*odd, "back\\slash", "caf\udce9.txt"]:
+        (working / name).write_text("x")
+    found = fetch_run(platform, relay, tmp_path / "out")
+    assert {path.name for path in found.others} == {*odd, "submission.csv"}
+    assert [remark.partition(" is left")[0] for remark in found.remarks] == [r"'back\\slash'", r"'caf\udce9.txt'"]
+    assert fetch_run(platform, relay, tmp_path / "out") == found
+
+
 def test_what_the_user_has_removed_is_brought_again(platform, relay, tmp_path):
     fetch_run(platform, relay, tmp_path / "out")
     (tmp_path / "out/submission.csv").unlink()

@@ -202,7 +202,7 @@ def test_sizes_that_the_platform_does_not_name_are_taken_as_right(platform, tmp_
 
 
 def test_names_that_lead_out_of_the_folder_are_never_asked_for(platform, tmp_path):
-    evil = ["../../evil/run.json", "/etc/run.json", "a\\..\\run.json", "c:/run.json"]
+    evil = ["../../evil/run.json", "/etc/run.json", "a\\..\\run.json", "caf\udce9/run.json"]
     platform.alter = lambda files: [*files, *(OutputFile(name, 3) for name in evil)]
     collected(platform, tmp_path)
     assert not set(evil) & set(platform.fetched)

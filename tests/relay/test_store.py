@@ -81,6 +81,13 @@ def test_a_relay_comes_back_as_it_was_put_down(home: Home, tmp_path: Path) -> No
         assert store.names() == ("digits",)
 
 
+def test_an_argument_or_a_path_that_is_not_utf8_comes_back(home: Home, tmp_path: Path) -> None:
+    asked = order(tmp_path, arguments=("caf\udce9",), project=tmp_path / "\udcff")
+    with Store(home) as store:
+        store.create("1a2b3c4d", asked, NOW_S)
+        assert store.load("1a2b3c4d").order == asked
+
+
 def test_two_relays_cannot_have_one_name(home: Home, tmp_path: Path) -> None:
     with Store(home) as store:
         store.create(new_relay_id(), order(tmp_path), NOW_S)

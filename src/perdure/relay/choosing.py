@@ -56,6 +56,11 @@ class Choice:
     gone: tuple[int, ...] = ()
 
     @property
+    def refused(self) -> tuple[str, ...]:
+        """Names that are listed and cannot be used here."""
+        return tuple(dict.fromkeys(name for bring in self.names.values() for name in bring.listing.refused))
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all files, as far as the platform names them."""
         return sum(bring.listing.sizes[name] or 0 for name, bring in self.names.items())

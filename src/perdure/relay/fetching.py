@@ -173,6 +173,7 @@ def _facts(choice: Choice, root: Path, broken: Mapping[Kept, str]) -> dict[str, 
                 f"the output of session {number} is no longer there: its other files are missing"
                 for number in choice.gone
             ),
+            *(f"{name!a} is left where it is: no file can be called that here" for name in choice.refused),
         ],
     }
 

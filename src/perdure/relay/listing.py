@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -54,7 +55,8 @@ class Listing:
 
     Attributes:
         sizes: Size of each in bytes; None where the platform does not say.
-        refused: Names that could lead out of the folder that they are brought to; never asked for.
+        refused: Names that cannot be used here, or could lead out of the folder that they are brought to; never
+            asked for.
     """
 
     sizes: Mapping[str, int | None]
@@ -107,9 +109,12 @@ class Listing:
 
 
 def is_plain(name: str) -> bool:
-    """Whether a name stays below the folder that it is joined to, on every system."""
+    """Whether a name is text and stays below the folder that it is joined to; on Windows ``:`` leads elsewhere."""
+    if any("\ud800" <= letter <= "\udfff" for letter in name):  # bytes that no database and no JSON can hold
+        return False
     parts = name.split("/")
-    return bool(name) and not any(p in ("", ".", "..") or "\\" in p or ":" in p or "\0" in p for p in parts)
+    odd = "\\\0:" if os.name == "nt" else "\\\0"
+    return bool(name) and not any(part in ("", ".", "..") or set(odd) & set(part) for part in parts)
 
 
 def _checkpoints_in(names: Iterable[str]) -> dict[str, tuple[ListedCheckpoint, ...]]:

@@ -118,4 +118,10 @@ def _standing(values: Mapping[str, Any]) -> Standing:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """JSON; escaped where it holds an argument or a path that is not UTF-8, which SQLite does not take."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text
