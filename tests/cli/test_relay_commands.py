@@ -169,6 +169,7 @@ def test_secrets_that_would_travel_readable_are_noted_and_never_shown(script, tm
         (["--on", "colab"], "there is no platform 'colab'"),
         (["--accelerator", "t4x2"], "local has no accelerator 't4x2'"),
         (["--window", "3 d"], "a session on local with machine lasts 12 h at most"),
+        (["--window", "1 s"], "a session of 1 s leaves no time to train"),
         (["--window", "soon"], "--window must be a duration"),
         (["--env", "WORD"], "--env takes NAME=VALUE, got 'WORD'"),
         (["--when-exhausted", "cry"], "--when-exhausted takes wait, cpu or stop, got 'cry'"),

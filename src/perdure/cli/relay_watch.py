@@ -204,8 +204,10 @@ def _say_the_end(relay: Relay) -> None:
     if relay.state == "done":
         note(f"{name}: everything is in {near(relay.order.out)}")
     if relay.state == "needs-you":
-        note(f"{name}: perdure relay status {name} shows the end of the log")
-        note(f"  to try it again as it is: perdure relay resume {name}; with a mended script: another relay start")
+        if any(session.tail for session in relay.sessions):
+            note(f"{name}: perdure relay status {name} shows the end of the log")
+        note(f"{name}: to try it again as it is: perdure relay resume {name}")
+        note("  with a mended script, or other flags: another perdure relay start")
 
 
 def _exit_code(relay: Relay) -> int:

@@ -16,6 +16,7 @@ from perdure.relay.live import Live, newest_live
 from perdure.relay.logs import read_log
 from perdure.relay.records import Relay, SessionRecord
 from perdure.relay.store import Store
+from perdure.relay.words import in_a_line
 
 GLANCE = "glance.json"
 
@@ -163,7 +164,8 @@ def changes(before: Relay | None, after: Relay) -> list[str]:
     known = {session.number: session for session in before.sessions}
     told = [line for session in after.sessions for line in _session_changes(known.get(session.number), session)]
     if (after.state, after.reason) != (before.state, before.reason) and after.state != "active":
-        told.append(f"{after.state}: {after.reason}" if after.reason and after.state != "done" else after.state)
+        reason = "" if after.state == "done" else in_a_line(after.reason)
+        told.append(": ".join(part for part in (after.state, reason) if part))
     return told
 
 
@@ -178,7 +180,7 @@ def _session_changes(before: SessionRecord | None, after: SessionRecord) -> list
         told.append(f"{name} runs")
     if after.outcome and (before is None or not before.outcome):
         steps = ", ".join(f"{stand.name} at step {stand.step}" for stand in after.runs if stand.checkpoint)
-        told.append(": ".join(part for part in (f"{name} {after.outcome}", steps, after.reason) if part))
+        told.append(": ".join(part for part in (f"{name} {after.outcome}", steps, in_a_line(after.reason)) if part))
     if after.stage == "abandoned" and (before is None or before.stage != "abandoned"):
         told.append(f"{name} never began: its name is not used again")
     return told

@@ -20,6 +20,9 @@ from perdure.relay.records import Relay, RelayOrder, WhenExhausted
 from perdure.relay.secrets import kind_of
 from perdure.relay.slugs import new_relay_id
 
+LEAST_WINDOW_S = 5.0
+"""Python and a framework alone take as long to load: no run would ever get to its first checkpoint."""
+
 _ORPHAN_S = 86400.0
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|API_?KEY|CREDENTIAL", re.IGNORECASE)
 _PASSWORD = re.compile(r"://[^/@]*:[^/@]*@")
@@ -190,6 +193,11 @@ def _window(asked_s: float | None, platform: Platform, kind: Accelerator) -> flo
             f"a session on {platform.name} with {kind.name} lasts {format_duration(most_s)} at most, "
             f"got --window {format_duration(asked_s)}",
             hint="a relay takes as many sessions as it needs: leave --window out",
+        )
+    if asked_s is not None and asked_s < LEAST_WINDOW_S:
+        raise ConfigError(
+            f"a session of {format_duration(asked_s)} leaves no time to train: its start alone takes longer",
+            hint='write a number and a unit, such as "60 s" for a rehearsal, or leave --window out',
         )
     return most_s if asked_s is None else asked_s
 

@@ -50,6 +50,11 @@ def when(seconds: float) -> str:
     return f"{days} d {rest} h" if rest else f"{days} d"
 
 
+def in_a_line(text: str) -> str:
+    """A reason that an error gave, with its hint, in one line."""
+    return "; ".join(part.strip().removeprefix("hint: ") for part in text.splitlines() if part.strip())
+
+
 def sentence(expected: Forecast, now_s: float, what: str = "", zone: tzinfo | None = None) -> str:
     """A forecast: ``4 sessions, 38.5 GPU hours, done about Tuesday 14:00 CET, waits for the refresh once``.
 
