@@ -163,6 +163,7 @@ def test_rules_are_read_as_git_reads_them(tmp_path_factory, top, below):
         ("kaggle.json", "{}", "credentials of Kaggle"),
         ("config/.env", "A=1", "an environment with secrets"),
         ("access_token", "x", "a token of Kaggle"),
+        (".streamlit/secrets.toml", "x", "secrets"),
         ("deploy/id_ed25519", "x", "a private key"),
         ("key.txt", "a\n-----BEGIN OPENSSH PRIVATE KEY-----\n", "line 2 looks like a private key"),
         (
@@ -190,6 +191,11 @@ def test_a_secret_is_refused_with_its_place_and_never_shown(project, name, text,
     assert TOKEN not in str(error)
     (project / ".perdureignore").write_text(f"/{name}\n")
     assert name not in names(project)
+
+
+def test_a_secret_in_text_of_windows_is_seen(project):
+    (project / "note.txt").write_bytes(f"one\r\n{TOKEN}\r\n".encode("utf-16"))
+    assert "note.txt: line 2 looks like a token of Hugging Face" in refusal(project).what
 
 
 def test_a_line_that_only_looks_like_a_secret_can_say_so(project):

@@ -26,6 +26,12 @@ _NAMES = {
     ".pypirc": "passwords of package indexes",
     ".pgpass": "passwords of databases",
     ".htpasswd": "passwords",
+    "application_default_credentials.json": "credentials of Google's cloud",
+    ".s3cfg": "credentials",
+    ".boto": "credentials",
+    "rclone.conf": "credentials",
+    ".envrc": "an environment with secrets",
+    **{f"secrets.{ending}": "secrets" for ending in ("env", "ini", "json", "toml", "yaml", "yml")},
     "id_rsa": "a private key",
     "id_dsa": "a private key",
     "id_ecdsa": "a private key",
@@ -78,9 +84,10 @@ def kind_by_name(name: str) -> str:
 
 def kinds_in(data: bytes) -> Iterator[tuple[int, str]]:
     """What a file's content holds: number of the line, and kind; nothing for a large or a binary file."""
-    if len(data) > MOST_BYTES or b"\0" in data[:8192]:
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))  # as Windows' PowerShell writes text
+    if len(data) > MOST_BYTES or (b"\0" in data[:8192] and not wide):
         return
-    for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(data.decode("utf-16" if wide else "utf-8", "replace").splitlines(), 1):
         kind = kind_of(line)
         if kind:
             yield number, kind
