@@ -36,6 +36,7 @@ def highest(kind: type[saving.Contender], folder: Path, options: argparse.Namesp
         work = Work(options.layers, options.width, batch=2, length=16)
         work.step()
         contender = kind(work, folder)
+        saving.block(contender, save=False)  # what ours learns about gradients before a first save
         for _ in range(options.saves):
             saving.block(contender, save=kind is not saving.Contender)
         contender.drain()
