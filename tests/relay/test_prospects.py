@@ -79,6 +79,8 @@ def test_a_relay_of_the_same_script_tells_how_long_it_took() -> None:
     # 40,000 s of 12 h and 30,000 s of 8 h were steps at one a second; the newest start cost what was not
     assert got.left_s == pytest.approx(20 * H - 2 * 0 - 2 * overhead_s(done))
     assert got.done is None  # it has not begun
+    assert got.expected is not None
+    assert got.expected.session_s == pytest.approx(got.left_s + 2 * overhead_s(done) + 120, abs=1)  # of one margin
     other = replace(done, order=replace(done.order, environment={"EPOCHS": "3"}))
     assert ask(relay(), earlier=[other]).expected is None
     other = replace(done, order=replace(done.order, accelerator="none"))

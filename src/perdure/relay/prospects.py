@@ -58,13 +58,14 @@ def prospect(
         live: What the running session says of its runs.
         earlier: Other relays of this machine: one of the same script that is done tells how long it took.
     """
-    left_s, done, basis = _left(relay, now_s, live, earlier)
+    like = _earlier(relay, earlier)
+    left_s, done, basis = _left(relay, now_s, live, like)
     if left_s is None:
         return Prospect(None, basis)
     work = Work(
         left_s=left_s,
         window_s=relay.order.window_s,
-        overhead_s=overhead_s(relay),
+        overhead_s=overhead_s(relay, like),
         margin_s=margin_s,
         between_s=2 * pace.poll_s,
         least_s=least_s,
@@ -74,11 +75,14 @@ def prospect(
     return Prospect(expected, basis, left_s, done)
 
 
-def overhead_s(relay: Relay) -> float:
-    """Seconds from the start of a session to its first new step: measured, else a guess."""
+def overhead_s(relay: Relay, like: Relay | None = None) -> float:
+    """Seconds from the start of a session to its first new step: measured, here or by one like it, else a guess."""
     guess_s = min(OVERHEAD_S, OVERHEAD_SHARE * relay.order.window_s)
-    measured = [value for session in _trained(relay) if (value := _overhead_of(relay, session)) is not None]
-    return min(measured[-1], relay.order.window_s / 2) if measured else guess_s
+    for known in (relay, *([like] if like else [])):
+        measured = [value for session in _trained(known) if (value := _overhead_of(known, session)) is not None]
+        if measured:
+            return min(measured[-1], relay.order.window_s / 2)
+    return guess_s
 
 
 def newest_stands(relay: Relay, live: Sequence[RunStand] = ()) -> dict[str, RunStand]:
@@ -118,7 +122,7 @@ def steps_in_all(stand: RunStand) -> float | None:
 
 
 def _left(
-    relay: Relay, now_s: float, live: Sequence[RunStand], earlier: Iterable[Relay]
+    relay: Relay, now_s: float, live: Sequence[RunStand], like: Relay | None
 ) -> tuple[float | None, float | None, str]:
     """Seconds that are left, the share that is done, and from what that is known."""
     measured = _measured(relay, live)
@@ -129,10 +133,9 @@ def _left(
     trained_s = trained_so_far_s(relay, now_s)
     if relay.order.expect_s is not None:
         return max(0.0, relay.order.expect_s - trained_s), None, "from --expect"
-    for other in sorted(earlier, key=lambda other: -other.created_s):
-        if other.id != relay.id and other.state == "done" and _alike(relay, other):
-            took_s = trained_so_far_s(other, now_s)
-            return max(0.0, took_s - trained_s), None, f"as relay {other.order.name} took"
+    if like is not None:
+        took_s = trained_so_far_s(like, now_s)
+        return max(0.0, took_s - trained_s), None, f"as relay {like.order.name} took"
     if relay.sessions:
         return None, None, "not known yet: the first session measures it"
     return None, None, "not known before the first session measures it; --expect '38 h' says how long it takes"
@@ -217,6 +220,12 @@ def _hours(relay: Relay, quota: Quota | None, running_s: float | None, period_s:
         return None
     free_s = quota.left_s + (min(quota.reserved_s, running_s) if running_s is not None else 0.0)
     return Hours(free_s, quota.allowed_s, quota.refresh_at_s, period_s)
+
+
+def _earlier(relay: Relay, others: Iterable[Relay]) -> Relay | None:
+    """The newest relay like it that is done."""
+    done = (other for other in others if other.id != relay.id and other.state == "done" and _alike(relay, other))
+    return max(done, key=lambda other: other.created_s, default=None)
 
 
 def _alike(one: Relay, other: Relay) -> bool:
