@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perdure.core.errors import ConfigError
+from perdure.core.errors import ConfigError, NotThereError, RefusedError
 from perdure.core.intervals import format_duration
 from perdure.core.paths import check_name
 from perdure.platforms.protocol import Accelerator, Platform, Quota
@@ -119,7 +119,7 @@ def prepare(wish: Wish, platform: Platform, home: Home, names: Sequence[str], no
     out = (wish.out or _out_of(name)).absolute()
     if _is_taken(out):
         raise ConfigError(f"the finished run is to lie in {out}, and there is something", hint="name another --out")
-    quotas = platform.quota()  # asked before anything is written
+    quotas, unknown = _quotas(platform)  # asked before anything is written
     relay_id = new_relay_id()
     bundle = make_bundle(project, str(target), home.bundle(relay_id), arguments=wish.arguments)
     order = RelayOrder(
@@ -146,7 +146,7 @@ def prepare(wish: Wish, platform: Platform, home: Home, names: Sequence[str], no
         account="" if platform.name == "local" else account,
     )
     relay = Relay(relay_id, order, "active", "", revision=0, created_s=now_s)
-    return Opening(relay, bundle, account, kind, quotas, (*bundle.content.notes, *_notes(wish)))
+    return Opening(relay, bundle, account, kind, quotas, (*bundle.content.notes, *_notes(wish), *unknown))
 
 
 def discard(opening: Opening, home: Home) -> None:
@@ -159,6 +159,14 @@ def sweep(home: Home, ids: Sequence[str], now_s: float) -> None:
     for folder in home.relay("x").parent.glob("*"):
         if folder.name not in ids and now_s - folder.stat().st_mtime > _ORPHAN_S:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _quotas(platform: Platform) -> tuple[tuple[Quota, ...], list[str]]:
+    """Hours of the account; where it may not ask for them, a note: what is accepted is seen by trying."""
+    try:
+        return platform.quota(), []
+    except (NotThereError, RefusedError) as error:
+        return (), [f"the hours that are left are not known: {error.what}"]
 
 
 def quota_of(accelerator: Accelerator, quotas: Sequence[Quota]) -> Quota | None:
