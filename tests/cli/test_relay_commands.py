@@ -179,6 +179,7 @@ def test_secrets_that_would_travel_readable_are_noted_and_never_shown(script, tm
         (["--mirror", "bucket"], "--mirror bucket is neither kaggle nor an address"),
         (["--name", "a b"], "the name of a relay may hold letters"),
         (["--out", "."], "the finished run is to lie in "),
+        (["--out", f"{__file__}/out"], "is no folder"),
         (["--project", "/usr"], "is not in the project"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -117,8 +118,7 @@ def prepare(wish: Wish, platform: Platform, home: Home, names: Sequence[str], no
     window_s = _window(wish.window_s, platform, kind)
     name = _name(wish, names)
     out = (wish.out or _out_of(name)).absolute()
-    if _is_taken(out):
-        raise ConfigError(f"the finished run is to lie in {out}, and there is something", hint="name another --out")
+    _check_out(out)
     quotas, unknown = _quotas(platform)  # asked before anything is written
     relay_id = new_relay_id()
     bundle = make_bundle(project, str(target), home.bundle(relay_id), arguments=wish.arguments)
@@ -229,6 +229,16 @@ def _name(wish: Wish, names: Sequence[str]) -> str:
 
 def _out_of(name: str) -> Path:
     return Path("relays") / name
+
+
+def _check_out(out: Path) -> None:
+    """Now, and not days later when all is done."""
+    if _is_taken(out):
+        raise ConfigError(f"the finished run is to lie in {out}, and there is something", hint="name another --out")
+    above = next(folder for folder in out.parents if os.path.lexists(folder))
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        why = "is not to be written to" if above.is_dir() else "is no folder"
+        raise ConfigError(f"the finished run is to lie in {out}, and {above} {why}", hint="name another --out")
 
 
 def _is_taken(out: Path) -> bool:
