@@ -81,6 +81,8 @@ def test_one_command_brings_a_script_to_its_end_and_its_output_here(script, tmp_
     assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["work", "done", "local", "1"]
     assert main(["relay", "fetch", "--out", "again"]) == 0
     assert (tmp_path / "again/got.txt").read_text() == "yes"
+    assert main(["relay", "fetch", "--out", "again/got.txt/below"]) == 1
+    assert "below cannot be written: Not a directory\nhint: make room" in capsys.readouterr().err
     capsys.readouterr()
     assert main(["relay", "logs", "work", "--session", "7"]) == 2
     assert capsys.readouterr().err == "error: work has no session 7\nhint: it has 1\n"

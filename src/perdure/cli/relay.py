@@ -172,8 +172,14 @@ def fetch_command(
 def _fetch(platform: Platform, relay: Relay, out: Path, *, tensors: bool) -> Fetched:
     from perdure.relay.fetching import fetch_run
 
-    with _bar() as progress:
-        return fetch_run(platform, relay, out, progress, tensors=tensors)
+    try:
+        with _bar() as progress:
+            return fetch_run(platform, relay, out, progress, tensors=tensors)
+    except OSError as error:  # of this machine: its disk is full, say
+        raise RelayError(
+            f"{out} cannot be written: {error.strerror or error}",
+            hint="make room, or name another folder with --out; a second fetch goes on where this one ended",
+        ) from error
 
 
 @contextmanager
