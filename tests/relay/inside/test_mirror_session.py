@@ -104,10 +104,10 @@ def test_what_does_not_arrive_as_sent_is_no_success_and_the_older_one_stays(tmp_
 def test_a_session_can_begin_from_the_mirror_where_no_input_holds_it(tmp_path):
     url = f"file://{tmp_path}/mirror"
     FilesTarget(url, RELAY).put([hold(leave_run(tmp_path / "earlier", 7), 7)])
-    show = "import os\nprint('inputs', os.environ['PERDURE_INPUTS'])"
+    show = "import os\nprint('inputs', os.environ['PERDURE_INPUTS'])\nexit(75)"
     what = order(expects=[expected(7)], mirror={"to": url, "every_s": 60.0})
     done = run(tmp_path, {"train.py": show}, what)
-    assert (done.code, done.marker.status) == (0, "finished")
+    assert (done.code, done.marker.status) == (0, "paused")
     assert done.marker.resumed[0]["step"] == 7
     assert "/mirrored" in done.out
 
