@@ -129,7 +129,8 @@ def test_an_unknown_word_is_unknown_and_no_end(kaggle, emulator, order):
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_not_there_and_not_permitted_are_one_answer(kaggle, emulator, order, status):
+def test_not_there_and_not_permitted_are_one_answer(kaggle, emulator, order, monkeypatch, status):
+    monkeypatch.setattr(module, "ALONE_LOOKS", 1)
     emulator.switch(missing_status=status, visible_after_s=60.0)
     handle = kaggle.submit(order(SLEEP))
     assert kaggle.find(SLUG) is None, "it cannot be seen yet"
@@ -157,8 +158,10 @@ def test_where_that_session_cannot_be_ended_nobody_may_think_it_never_began(kagg
     assert kaggle.find(SLUG) is not None
 
 
-def test_a_push_that_started_two_sessions_leaves_none(kaggle, emulator, order):
-    emulator.switch(start_twice=1)
+@pytest.mark.parametrize("hidden_s", [0.0, 0.5])
+def test_a_push_that_started_two_sessions_leaves_none(kaggle, emulator, order, monkeypatch, hidden_s):
+    monkeypatch.setattr(module, "ALONE_LOOKS", 100)
+    emulator.switch(start_twice=1, visible_after_s=hidden_s)
     with pytest.raises(UncertainError, match="2 times"):
         kaggle.submit(order(SLEEP))
     assert [each.deleted for each in emulator.sessions()] == [True, True]

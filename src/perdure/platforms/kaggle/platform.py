@@ -67,7 +67,7 @@ class KagglePlatform:
         name: ``"kaggle"`` or ``"emulator"``.
         pace: How often it may be asked.
         window_s: The longest window; Kaggle's own if None.
-        dataset_poll_s: Seconds between two looks at a data set that is not ready.
+        dataset_poll_s: Seconds between two looks at a data set or a fresh session that is not there yet.
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ counts them before or after the quotes are escaped is not known."""
 
 PUSH_LIMIT_S = 120.0
 """How long Kaggle may take to accept a session."""
+
+ALONE_LOOKS = 6
+"""How often a session that was just accepted and cannot be seen yet is looked for, to know whether it is alone."""
 
 _LOOK = "look at it before anything else is submitted"
 
@@ -65,7 +69,7 @@ def push_with_bundle(errand: Errand, poll_s: float) -> Handle:
 
     Args:
         errand: The session.
-        poll_s: Seconds between two looks at a data set that is not ready.
+        poll_s: Seconds between two looks at what is not there yet.
 
     Raises:
         RefusedError, UncertainError, TransientPlatformError, PlatformError: See ``KagglePlatform.submit``.
@@ -76,13 +80,13 @@ def push_with_bundle(errand: Errand, poll_s: float) -> Handle:
     source = build_source(submission.order, data, CARGO_NAME, f"sha256:{digest}")
     if len(source.encode()) <= SOURCE_BYTES:
         try:
-            return _push(errand, source, submission.datasets)
+            return _push(errand, source, submission.datasets, poll_s)
         except RefusedError as error:
             if error.code != "source-size":
                 raise
     source = build_source(submission.order, None, CARGO_NAME, f"sha256:{digest}")
     code = code_dataset(errand.client, errand.owner, submission.cargo, digest, CARGO_NAME, poll_s=poll_s)
-    return _push(errand, source, (*submission.datasets, code), code)
+    return _push(errand, source, (*submission.datasets, code), poll_s, code)
 
 
 def delete(client: Client, ref: str) -> Stopping:
@@ -96,7 +100,7 @@ def delete(client: Client, ref: str) -> Stopping:
     return Stopping(True, f"{ref} was deleted, and its output with it")
 
 
-def _push(errand: Errand, source: str, datasets: Sequence[str], code: str = "") -> Handle:
+def _push(errand: Errand, source: str, datasets: Sequence[str], poll_s: float, code: str = "") -> Handle:
     with tempfile.TemporaryDirectory(prefix="perdure-push-", ignore_cleanup_errors=True) as folder:
         metadata = kernel_metadata(errand.owner, errand.submission, errand.accelerator, datasets)
         write_kernel(Path(folder), metadata, source)
@@ -110,7 +114,7 @@ def _push(errand: Errand, source: str, datasets: Sequence[str], code: str = "") 
         raise refusal(said["error"], errand.ref)
     handle = Handle(errand.platform, _ref(said, errand.ref), int(said["version_number"] or 0), said["url"])
     _check_sources(errand.client, handle, said["invalid"], code)
-    _check_alone(errand.client, handle)
+    _check_alone(errand, handle, poll_s)
     return handle
 
 
@@ -132,17 +136,28 @@ def _check_sources(client: Client, handle: Handle, invalid: Mapping[str, Sequenc
     )
 
 
-def _check_alone(client: Client, handle: Handle) -> None:
+def _check_alone(errand: Errand, handle: Handle, poll_s: float) -> None:
     """A push that was carried out twice makes two versions, and both run."""
-    owner, slug = split_ref(handle)
-    try:
-        newest = int(client.call("kernel", handle.ref, owner=owner, slug=slug)["version"] or 0)
-    except PlatformError:  # cannot be seen yet: then it cannot be told
-        newest = handle.version
-    if max(newest, handle.version) <= 1:
+    newest = max(_newest(errand.client, handle, poll_s), handle.version)
+    if newest <= 1:
         return
-    stopped = delete(client, handle.ref)
+    stopped = delete(errand.client, handle.ref)
     raise UncertainError(f"{handle.ref}: Kaggle started it {newest} times; {stopped.what}", hint=_LOOK)
+
+
+def _newest(client: Client, handle: Handle, poll_s: float) -> int:
+    """The newest version of a session; 0 if that cannot be told: it is not shown, or Kaggle does not answer."""
+    owner, slug = split_ref(handle)
+    for look in range(ALONE_LOOKS):
+        if look:
+            time.sleep(poll_s)
+        try:
+            return int(client.call("kernel", handle.ref, owner=owner, slug=slug)["version"] or 0)
+        except NotThereError:
+            continue
+        except PlatformError:
+            break
+    return 0
 
 
 def _ref(said: Mapping[str, Any], asked: str) -> str:
