@@ -138,6 +138,12 @@ def test_the_hint_of_an_error_has_a_line_of_its_own_on_the_page_and_none_among_e
     assert short_line(Page(asked, NOW)) == "digits: " + told.replace(":", ",")
 
 
+def test_notices_that_could_not_be_sent_are_said() -> None:
+    asked = page(PAUSED, unsent=("tgram://...: it could not be delivered",) * 2)
+    assert "  notices   2 not sent: tgram://...: it could not be delivered" in lines(asked)
+    assert len(document(asked)["notices_not_sent"]) == 2
+
+
 def test_a_relay_that_nobody_drives_says_so() -> None:
     shown = "\n".join(lines(page(PAUSED, RUNNING, seen_s=NOW - 7200, poll_s=60.0)))
     assert (

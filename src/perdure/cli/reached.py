@@ -124,6 +124,7 @@ def page_of(store: Store, relay: Relay, glance: Glance | None = None) -> Page:
         prospect=expected,
         poll_s=pace.poll_s,
         models=_models(relay.order.out) if relay.state == "done" else (),
+        unsent=store.problems(relay.id) if relay.order.notify else (),
     )
 
 

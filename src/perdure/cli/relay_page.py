@@ -40,6 +40,7 @@ class Page:
         problem: Why the newest look at the platform failed.
         poll_s: How often it is looked at while somebody drives the relay.
         models: Model files that were fetched, as one would type their paths here.
+        unsent: Why notices could not be sent, the newest last.
     """
 
     relay: Relay
@@ -52,6 +53,7 @@ class Page:
     problem: str = ""
     poll_s: float = 60.0
     models: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
 
     @property
     def running(self) -> SessionRecord | None:
@@ -76,6 +78,7 @@ def lines(page: Page, *, rows: int = ROWS_MOST) -> list[str]:
         "expected": expected(page),
         "next": _next(page),
         "seen": seen(page),
+        "notices": f"{len(page.unsent)} not sent: {in_a_line(page.unsent[-1])}" if page.unsent else "",
         "result": str(relay.order.out) if relay.state == "done" else "",
     }
     told = [f"{relay.order.name}  {head(relay)}"]
@@ -303,6 +306,7 @@ def document(page: Page) -> dict[str, Any]:
         "project": str(order.project),
         "out": str(order.out),
         "models": list(page.models),
+        "notices_not_sent": list(page.unsent),
         "window_s": order.window_s,
         "created_s": relay.created_s,
         "wake_s": relay.wake_s,
