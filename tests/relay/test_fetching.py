@@ -270,11 +270,15 @@ def test_what_the_script_left_in_any_session_comes_the_newest_of_each_name(tmp_p
 
 
 def test_odd_names_come_and_those_that_cannot_are_named(platform, working, relay, tmp_path):
+    for folder in (".hydra", "__pycache__", ".ipynb_checkpoints"):
+        (working / folder).mkdir()
+        (working / folder / "config.yaml").write_text("x")
     odd = ["12:30.txt", "new\nline", " a b ", "x.part"]
     for name in [*odd, "back\\slash", "caf\udce9.txt"]:
         (working / name).write_text("x")
     found = fetch_run(platform, relay, tmp_path / "out")
-    assert {path.name for path in found.others} == {*odd, "submission.csv"}
+    others = {path.relative_to(tmp_path / "out").as_posix() for path in found.others}
+    assert others == {*odd, "submission.csv", ".hydra/config.yaml"}
     assert [remark.partition(" is left")[0] for remark in found.remarks] == [r"'back\\slash'", r"'caf\udce9.txt'"]
     assert fetch_run(platform, relay, tmp_path / "out") == found
 

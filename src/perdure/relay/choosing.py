@@ -23,6 +23,9 @@ _LEFT: tuple[Outcome, ...] = ("finished", "paused", "failed", "killed")
 _TIDIED: tuple[Outcome, ...] = ("finished", "paused", "failed")
 """Outcomes of sessions that have taken the project's own files away at their end."""
 
+_CACHES = frozenset({".cache", ".ipynb_checkpoints", ".virtual_documents", "__pycache__"})
+"""Folders that the platform or the interpreter has left. Other hidden ones are the script's: ``.hydra``."""
+
 _STATE = ("checkpoints/", "tensors/", "quarantine/")
 
 
@@ -158,11 +161,13 @@ def _from_mirror(relay: Relay, source: RunSource, folder: Path) -> Bringer:
 
 def _plain_files(listing: Listing) -> Iterator[str]:
     """Everything but checkpoints, the marker, and what only the session itself needed."""
-    state = tuple(run + part for run in listing.run_folders for part in _STATE)
-    never = {MARKER, *(run + "lock" for run in listing.run_folders)}
+    runs = listing.run_folders
+    state = tuple(run + part for run in runs for part in _STATE)
+    never = {MARKER, *(run + "lock" for run in runs)}
     for name in listing.sizes:
-        hidden = any(part.startswith(".") for part in name.split("/"))
-        if not hidden and name not in never and not name.startswith(state):
+        parts = name.split("/")
+        half = name.startswith(runs) and any(part.startswith(".") for part in parts)
+        if not half and not _CACHES & set(parts) and name not in never and not name.startswith(state):
             yield name
 
 
