@@ -225,6 +225,8 @@ def test_nothing_to_run_is_refused(project, tmp_path):
     for text in ("no json", "[" * 100_000, '{"cells": [{"cell_type": "code", "source": null}]}'):
         put(project, **{"bad.ipynb": text})
         assert "is no notebook" in refusal(project, "bad.ipynb").what
+    put(project, **{"unsaved.py": ""})
+    assert refusal(project, "unsaved.py").what == "nothing to run: unsaved.py is empty"
     assert "a notebook in R" in refusal(project, "r.ipynb").what
     assert "takes no arguments" in refusal(project, "empty.ipynb", arguments=("--a",)).what
     with pytest.raises(ConfigError, match="is not in the project"):
@@ -260,7 +262,9 @@ def test_links_inside_travel_and_others_are_refused(project, tmp_path):
 
 def test_a_script_with_an_error_is_noted_and_travels(project):
     put(project, **{"train.py": "def f(:\n"})
-    assert "train.py is no Python that this interpreter understands" in survey(project, "train.py").notes[0]
+    note = survey(project, "train.py").notes[0]
+    assert "train.py is no Python that this interpreter understands" in note
+    assert note.count("line 1") == 1
     put(project, **{"train.py": "x = " + "-" * 300_000 + "1"})
     assert "train.py is no Python that this interpreter understands" in survey(project, "train.py").notes[0]
 

@@ -164,6 +164,8 @@ def _check_target(
         )
     if path.suffix == ".ipynb":
         _check_notebook(path, name, arguments)
+    elif path.suffix == ".py" and not path.stat().st_size:
+        raise BundleError(f"nothing to run: {name} is empty", hint="save it, then try again")
     elif path.suffix != ".py" and not item.executable:
         raise BundleError(
             f"nothing to run: {name} is neither a .py script nor an .ipynb notebook, and not executable",
@@ -256,11 +258,7 @@ def _notes(items: list[Item], target: str) -> tuple[str, ...]:
     try:
         compile(item.path.read_bytes(), target, "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        where = getattr(error, "lineno", None)
-        return (
-            f"{target} is no Python that this interpreter understands: {error or type(error).__name__}"
-            + (f" (line {where})" * bool(where)),
-        )
+        return (f"{target} is no Python that this interpreter understands: {str(error) or type(error).__name__}",)
     return ()
 
 
