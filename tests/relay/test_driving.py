@@ -111,3 +111,13 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_driver_nor_the_relay(s
     driver.step()
     assert driver.glance.problem == ""
     assert (driver.relay.sessions[0].stage, len(platform.sessions)) == ("submitted", 1)
+
+
+def test_a_clock_that_is_set_back_does_not_put_the_driver_to_sleep(store, platform, clock) -> None:
+    driver = driver_of(store, platform, clock)
+    driver.step()
+    assert not driver.is_due
+    clock.set_wall(clock.time() - 30 * 86400)
+    assert driver.is_due
+    driver.step()
+    assert not driver.is_due

@@ -85,7 +85,7 @@ def _drive(drivers: Sequence[Driver], screen: Screen) -> None:
     screen.show(drivers)
     while going := [driver for driver in drivers if driver.wake_s is not None]:
         for driver in going:
-            if driver.wake_s is not None and driver.wake_s <= time.time():
+            if driver.is_due:
                 driver.step()
                 screen.show(drivers)
         _sleep(going, drivers, screen)
@@ -93,8 +93,10 @@ def _drive(drivers: Sequence[Driver], screen: Screen) -> None:
 
 def _sleep(going: Sequence[Driver], drivers: Sequence[Driver], screen: Screen) -> None:
     """Until the first of them has something to do; a clock on the screen goes on."""
-    while (wakes := [driver.wake_s for driver in going if driver.wake_s is not None]) and min(wakes) > time.time():
-        # the wall clock is asked again and again: a laptop may sleep in between
+    while (wakes := [each.wake_s for each in going if each.wake_s is not None]) and not any(
+        d.is_due for d in going
+    ):
+        # the wall clock is asked again and again: a laptop may sleep in between, or its clock be set
         time.sleep(min(1.0, max(0.01, min(wakes) - time.time())))
         screen.show(drivers)
 

@@ -14,6 +14,7 @@ from perdure.platforms.protocol import Platform
 from perdure.relay import changes
 from perdure.relay.doing import Fetcher, Notifier, Tick, fetch_finished
 from perdure.relay.handover import Collector, collect
+from perdure.relay.hours import is_due
 from perdure.relay.lease import Lease
 from perdure.relay.notices import notice_of, notify
 from perdure.relay.records import Relay
@@ -66,14 +67,14 @@ class Controller:
         """
         relay = self.store.working(relay_id)
         now_s = self._clock.time()
-        is_due = relay.wake_s is not None and not self._is_early(relay.wake_s, now_s)
-        if not is_due and (relay.wake_s is not None or not self.store.unsent(relay_id)):
+        due = relay.wake_s is not None and is_due(relay.wake_s, now_s, self.platform.pace)
+        if not due and (relay.wake_s is not None or not self.store.unsent(relay_id)):
             return relay.wake_s
         lease = Lease(self.store, relay_id)
         if lease.take(now_s) is not None:
-            return now_s + _BUSY_S if is_due else None
+            return now_s + _BUSY_S if due else None
         try:
-            if is_due:
+            if due:
                 self._act(relay_id, lease)
                 relay = self.store.working(relay_id)
             self._send(relay)
@@ -86,12 +87,6 @@ class Controller:
             self.store, self.platform, relay_id, lease, collect=self._collect, fetch=self._fetch, clock=self._clock
         )
         tick.run()
-
-    def _is_early(self, wake_s: float, now_s: float) -> bool:
-        """Whether it is not time yet; a time that is too far ahead was put down before the clock was set back."""
-        pace = self.platform.pace
-        longest_s = max(pace.poll_s, pace.settle_s, pace.lag_s, pace.retry_s, pace.retry_most_s)
-        return now_s < wake_s <= now_s + longest_s
 
     def _send(self, relay: Relay) -> None:
         """Send what the user is to be told; one that is sent when this dies is sent again."""

@@ -12,6 +12,7 @@ from typing import Any
 from perdure.core.errors import PlatformError, StoreError
 from perdure.core.files import write_json
 from perdure.platforms.protocol import Handle, Platform, Quota
+from perdure.relay.hours import is_due
 from perdure.relay.live import Live, newest_live
 from perdure.relay.logs import read_log
 from perdure.relay.records import Relay, SessionRecord
@@ -100,6 +101,11 @@ class Driver:
     def relay(self) -> Relay:
         """The relay as it is stored now."""
         return self.store.load(self.relay_id)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a step."""
+        return self.wake_s is not None and is_due(self.wake_s, self._clock(), self.platform.pace)
 
     def step(self) -> None:
         """Do what is due, and look. ``wake_s`` is then when to step again; None when there is nothing to do."""

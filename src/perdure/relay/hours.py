@@ -10,6 +10,9 @@ from perdure.relay.words import hours, moment
 LEAST_S = 1200.0
 """A session with an accelerator that could only be shorter is not worth its beginning."""
 
+_BUSY_MOST_S = 10.0
+"""A driver that finds another at work looks again sooner than that, whatever the pace."""
+
 SOURCES_TRIES = 4
 """How often a session is submitted whose inputs the platform does not accept: they may be too fresh to be seen."""
 
@@ -28,6 +31,12 @@ def least_s(window_s: float) -> float:
 def retry_s(pace: Pace, tries: int) -> float:
     """How long to wait after so many refusals or errors in a row."""
     return min(pace.retry_most_s, pace.retry_s * 2.0 ** min(max(tries - 1, 0), 30))
+
+
+def is_due(wake_s: float, now_s: float, pace: Pace) -> bool:
+    """Whether it is time; a time that is too far ahead was put down before the clock was set back."""
+    longest_s = max(pace.poll_s, pace.settle_s, pace.lag_s, pace.retry_s, pace.retry_most_s, _BUSY_MOST_S)
+    return not now_s < wake_s <= now_s + longest_s
 
 
 def next_session(relay: Relay, seen: Seen, now_s: float, terms: Terms) -> Action:
