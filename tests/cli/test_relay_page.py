@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perdure.cli.relay_page import Page, cards, document, lines, quota_line, session_table, short_line
+from perdure.cli.relay_page import Page, cards, document, lines, progress, quota_line, session_table, short_line
 from perdure.platforms.protocol import Handle, Quota
 from perdure.relay.driving import Glance, changes
 from perdure.relay.forecast import Forecast
@@ -178,6 +178,12 @@ def test_where_nothing_is_left_to_train_no_end_is_foretold_second_by_second() ->
         page(PAUSED, RUNNING, prospect=Prospect(Forecast(1, 0.0, NOW), "from the measured speed", 0.0, 1.0))
     )
     assert "  expected  nothing is left to train; the session comes to its end" in shown
+
+
+def test_the_epoch_is_the_same_before_and_after_the_end_of_a_session() -> None:
+    running = progress(stand(520, 5, "running"), named=False)
+    assert running == progress(stand(520, 5), named=False) == "step 520, epoch 6 of 10"
+    assert progress(stand(1000, 10, "finished"), named=False) == "step 1000, epoch 10 of 10, finished"
 
 
 def test_of_many_sessions_the_newest_are_shown() -> None:

@@ -128,13 +128,13 @@ def training(page: Page) -> str:
 
 
 def progress(stand: RunStand, *, named: bool) -> str:
-    """How far a run is: ``step 400, epoch 3 of 10``."""
+    """How far a run is: ``step 400, epoch 3 of 10``: the one that it is in, whether a session runs or not."""
     text = f"{stand.name} " if named else ""
     text += f"step {stand.step}"
     if stand.unit == "steps" and stand.count:
         text += f" of {stand.count}"
     if stand.unit == "epochs" and stand.count:
-        text += f", epoch {min(stand.epoch + (stand.status == 'running'), stand.count)} of {stand.count}"
+        text += f", epoch {min(stand.epoch + (stand.status != 'finished'), stand.count)} of {stand.count}"
     return text + (", finished" if stand.status == "finished" else "")
 
 
