@@ -67,6 +67,11 @@ def test_the_hours_are_those_of_the_platform_and_beside_them_what_relays_used(em
         in out
     )
     assert "digits: 3 sessions, " in out
+    with Store(Home(tmp_path / "home")) as store:
+        relay = store.find("digits")
+        store.write(relay, replace(relay, state="stopping"), now_s)
+    assert main(["quota", "--on", on]) == 0
+    assert capsys.readouterr().out.endswith("\ndigits: stopping\n")
     assert running_pid(emulator.folder) == os.getpid()  # an emulator of others is left alone
 
 

@@ -45,7 +45,7 @@ def quota_command(on: On = "kaggle", json: Json = False) -> None:
         return
     _show(account, quotas, found, now_s)
     for page in going:
-        say(f"{page.relay.order.name}: {expected(page)}")
+        say(f"{page.relay.order.name}: {expected(page) or page.relay.state}")
 
 
 Ledger = dict[str, tuple[float, int]]
