@@ -165,6 +165,12 @@ def test_secrets_that_would_travel_readable_are_noted_and_never_shown(script, tm
     assert "word@" not in shown
 
 
+def test_a_wrong_path_is_said_before_an_account_is_asked_for(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("KAGGLE_CONFIG_DIR", str(tmp_path))  # nothing is in it
+    assert main(["relay", "start", "trian.py"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: nothing to run: there is no file trian.py in {tmp_path}\n")
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [

@@ -20,6 +20,7 @@ from perdure.relay.notices import check_urls
 from perdure.relay.records import Relay, RelayOrder, WhenExhausted
 from perdure.relay.secrets import kind_of
 from perdure.relay.slugs import new_relay_id
+from perdure.relay.survey import check_there
 
 LEAST_WINDOW_S = 5.0
 """Python and a framework alone take as long to load: no run would ever get to its first checkpoint."""
@@ -111,6 +112,7 @@ def prepare(wish: Wish, platform: Platform, home: Home, names: Sequence[str], no
     """
     target = wish.target.absolute()
     project = (wish.project or target.parent).absolute()
+    check_there(target, target.name, target.parent)  # a wrong path is the likeliest mistake, and asks nobody
     _check_sources(wish)
     check_urls(wish.notify)
     account = platform.account()

@@ -154,8 +154,7 @@ def _check_target(
     project: Path, name: str, items: list[Item], left: list[Left], arguments: tuple[str, ...]
 ) -> None:
     path = project / name
-    if not path.is_file():
-        raise BundleError(f"nothing to run: there is no file {name} in {project}", hint="name a .py or .ipynb file")
+    check_there(path, name, project)
     item = next((item for item in items if item.name == name), None)
     if item is None:
         why = next((f": {entry.reason}" for entry in left if _covers(entry, name)), "")
@@ -171,6 +170,16 @@ def _check_target(
             f"nothing to run: {name} is neither a .py script nor an .ipynb notebook, and not executable",
             hint=f"chmod +x {name}, if it is a program",
         )
+
+
+def check_there(path: Path, name: str, project: Path) -> None:
+    """Refuse a target that is no file.
+
+    Raises:
+        BundleError: There is none.
+    """
+    if not path.is_file():
+        raise BundleError(f"nothing to run: there is no file {name} in {project}", hint="name a .py or .ipynb file")
 
 
 def _covers(entry: Left, name: str) -> bool:
