@@ -35,7 +35,7 @@ from perdure.training.state import RunState
 
 ROUNDS = 3
 _PROBE_BYTES = 512 * 1024 * 1024  # enough to see a disk behind its own cache
-_BLOCK_STEPS = (3, 60)
+_BLOCK_STEPS = (3, 24)
 _SPARE_BYTES = 1024**3
 _COPIES = 3.5  # the state, its gradients, one copy, and what a step takes
 

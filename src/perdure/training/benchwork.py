@@ -23,7 +23,7 @@ class BenchWork:
         self._width = next(fitting, _WIDTHS[-1])
         self._layers = max(1, round(state_bytes / (_BYTES_A_WEIGHT * self._width**2)))
         self._device = device
-        self._x_BTC = torch.randn(8, 64, self._width, device=device)
+        self._x_BTC = torch.randn(4, 32, self._width, device=device)
         self.renew()
         self.step()
 
