@@ -180,7 +180,7 @@ def test_b77_a_mirror_that_is_being_processed_is_waited_for_and_gone_on_from(ben
     mirror = f"{bench.emulator.rules.owner}/perdure-{relaying.relay_id}-mirror"
     relaying.drive(lambda _: _holds(bench.platform, mirror, 10))
     (session,) = relaying.relay.sessions
-    bench.platform.stop(session.handle, now=False)  # hard, and the output is lost
+    bench.platform.stop(session.handle, now=True)  # hard, and the output is lost
     relay = relaying.drive()
     assert (relay.state, outcomes(relay)) == ("done", ["no-output", "finished"])
     assert "the mirror holds digits at step 10" in relay.sessions[0].reason
