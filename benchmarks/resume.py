@@ -13,6 +13,7 @@ by one thread and once by four, and dropped. All ways must arrive at the same we
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import statistics
@@ -171,7 +172,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             raw[threads].append(read_s(large, threads=threads)[0])
         print(f"round {turn + 1} of {options.rounds}", file=sys.stderr)
     ends = set().union(*(sums[name] for name in WAYS if name != FRESH))
-    if len(ends) != 1:
+    # not ==: a step on mapped weights adds in another order, since they do not begin where torch's own memory does
+    if not math.isclose(min(ends), max(ends), rel_tol=1e-8):
         raise SystemExit(f"they do not arrive at the same weights: {sums}")
     return {
         "read_bytes": large.stat().st_size,
