@@ -128,7 +128,11 @@ def resume(found: Figures) -> str:
 
 def fast_forward(found: Figures) -> str:
     """Fast-forward beside its peers."""
-    lines = [[name, spread(each)] for name, each in found["next_batch_s"].items()]
+    wrong = found["missing"]
+    lines = [
+        [f"{name} (another batch than an uninterrupted pass deals)" if name in wrong else name, spread(each)]
+        for name, each in found["next_batch_s"].items()
+    ]
     what = f"behind batch {found['at_batch']:,} of {found['samples']:,} shuffled samples in batches of "
     what += f"{found['batch_size']}, {found['workers']} workers"
     return f"Taken up {what}.\n\n{rows(['way', 'to the next batch'], lines)}\n\n{where(found)}"
@@ -180,6 +184,14 @@ def tiny(found: Figures) -> str:
     return f"{rows(heads, lines)}\n\n{where(found)}"
 
 
+def _over_none(figures: Mapping[str, Any]) -> tuple[str, str]:
+    """End to end, over the same without checkpoints: ours, and the best two of the others."""
+    none = figures[NONE]["end_to_end_s"]["median"]
+    over = {name: each["end_to_end_s"]["median"] / none for name, each in figures.items() if name != NONE}
+    others = sorted((name for name in over if name != OURS), key=over.__getitem__)[:2]
+    return f"{over[OURS]:.2f}", ", ".join(f"{name} {over[name]:.2f}" for name in others)
+
+
 def costs() -> str:
     """The short table of the README: a line a figure, of those that were measured."""
     lines = []
@@ -189,6 +201,7 @@ def costs() -> str:
         others += f", {best} {seconds(each[best]['still_s']['median'])}" if best else ""
         text = f"training stands still for a checkpoint of {size(found['state_bytes'])}"
         lines.append([text, seconds(each[OURS]["still_s"]["median"]), others])
+        lines.append(["a checkpoint every eight steps, over none at all", *_over_none(each)])
     if found := read("resume"):
         each = found["cold"]
         other = f"`{MMAP}` {seconds(each[MMAP]['first_step_s']['median'])}"
@@ -196,7 +209,8 @@ def costs() -> str:
         lines.append([text, seconds(each[OURS]["first_step_s"]["median"]), other])
     if found := read("fast_forward"):
         each = found["next_batch_s"]
-        others = ", ".join(f"{name} {seconds(each[name]['median'])}" for name in each if not name.startswith(OURS))
+        right = [name for name in each if not name.startswith(OURS) and name not in found["missing"]]
+        others = ", ".join(f"{name} {seconds(each[name]['median'])}" for name in right)
         lines.append([f"next batch behind batch {found['at_batch']:,}", seconds(each[OURS]["median"]), others])
     if found := read("bytes"):
         ours = found["ways"]["perdure, training waits"]
