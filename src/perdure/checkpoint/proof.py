@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,14 +27,13 @@ def unproven(entries: Sequence[Entry], read_into: ReadInto) -> list[Entry]:
         entries: What to prove.
         read_into: Called from several threads.
     """
-    batches = list(_batches(entries))
+    batches, local = list(_batches(entries)), _Local()
     if len(batches) == 1:
-        bad = _unproven_of(batches[0], read_into)
+        bad = _unproven_of(batches[0], local, read_into)
     else:
         with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)) + 1, len(batches) or 1)) as pool:
-            bad = {
-                name for found in pool.map(lambda batch: _unproven_of(batch, read_into), batches) for name in found
-            }
+            found = pool.map(lambda batch: _unproven_of(batch, local, read_into), batches)
+            bad = {name for names in found for name in names}
     return [entry for entry in entries if entry.name in bad]
 
 
@@ -48,9 +49,16 @@ def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield batch
 
 
-def _unproven_of(batch: Sequence[Entry], read_into: ReadInto) -> set[str]:
+class _Local(threading.local):
+    """Memory to read into, one piece a thread: new memory for each would cost as much as its digest."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(mmap.mmap(-1, _PIECE_BYTES))
+
+
+def _unproven_of(batch: Sequence[Entry], local: _Local, read_into: ReadInto) -> set[str]:
     begin, end = batch[0].offset, max(entry.offset + entry.nbytes for entry in batch)
-    memory = memoryview(bytearray(min(end - begin, _PIECE_BYTES)))
+    memory = local.memory[: end - begin]
     if end - begin > _PIECE_BYTES:  # one large entry
         return set() if _streamed(batch[0], memory, read_into) == batch[0].digest else {batch[0].name}
     count = _fill(batch[0].file, memory, begin, read_into)
