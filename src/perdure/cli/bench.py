@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from perdure.cli.options import Json, folder_of_runs
 from perdure.cli.output import note, say, say_json, table
 from perdure.core.errors import MissingExtraError, PerdureError
 from perdure.core.intervals import format_bytes, format_duration, parse_bytes
-from perdure.core.say import logger
+from perdure.core.say import facts_hidden
 
 if TYPE_CHECKING:
     from perdure.training.bench import Bench
@@ -66,18 +65,15 @@ def _measured(place: Path, state_bytes: int, rounds: int) -> Bench:
             f"perdure bench needs {error.name}, which is not installed",
             hint="install PyTorch the way pytorch.org says for your machine",
         ) from None
-    level = logger.level
-    logger.setLevel(logging.WARNING)  # what a run would say of its saves is in the table
     try:
-        return bench(place, state_bytes, rounds=rounds)
+        with facts_hidden():  # what a run would say of its saves is in the table
+            return bench(place, state_bytes, rounds=rounds)
     except OSError as error:
         if isinstance(error, PerdureError):
             raise
         raise PerdureError(
             f"{place} cannot be measured: {error.strerror or error}", hint="give another folder with --folder"
         ) from error
-    finally:
-        logger.setLevel(level)
 
 
 def _nearest(folder: Path) -> Path:

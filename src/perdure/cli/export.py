@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -19,7 +18,7 @@ from perdure.core.errors import MissingExtraError
 from perdure.core.intervals import format_bytes
 from perdure.core.paths import check_name
 from perdure.core.runs import pick_run
-from perdure.core.say import logger
+from perdure.core.say import facts_hidden
 
 if TYPE_CHECKING:
     from perdure.models.from_checkpoint import Read
@@ -148,13 +147,8 @@ def _folder(runs: Path, read: Read) -> Path:
 @contextmanager
 def _library_quiet() -> Iterator[None]:
     """What the library would say line by line is data here; its warnings stay. What a model prints is no data."""
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        logger.setLevel(level)
+    with facts_hidden(), redirect_stdout(sys.stderr):
+        yield
 
 
 def _introduce(read: Read) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger("perdure")
 
@@ -32,6 +34,18 @@ def warn(text: str) -> None:
     """Tell the user something that may need a hand."""
     _ready()
     logger.warning("%s", text)
+
+
+@contextmanager
+def facts_hidden() -> Iterator[None]:
+    """Within it, facts are not told; warnings are."""
+    _ready()  # first: the level that is put back in the end must be one that was set
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _ready() -> None:
