@@ -34,14 +34,14 @@ def content(tmp_path):
 
 
 @pytest.fixture
-def hub(monkeypatch):
+def hub(monkeypatch, tmp_path):
     """The hub on this machine; the client asks it in the way that needs no storage service beside it."""
     constants = pytest.importorskip("huggingface_hub.constants")
     place = Place(HuggingFace)
     monkeypatch.setenv("HF_ENDPOINT", place.url)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nonexistent")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     yield place
     place.close()
 
