@@ -224,8 +224,8 @@ def test_a_verdict_is_said_again_only_if_it_went_away_and_came_back(tmp_path, st
 
 
 def test_a_card_that_is_lost_is_said_and_does_not_stop_the_run(tmp_path, stage, capfd):
-    stage.set(Scene([t4(lost_after=20)]))
-    assert go(tmp_path).finished
+    stage.set(Scene([t4(lost_after=8)]))
+    assert go(tmp_path, epochs=2).finished
     assert codes(tmp_path) == ["card-lost"]
     assert capfd.readouterr().err.count("has stopped answering") == 1
     assert told(tmp_path)["gpu"]["cards"][0]["lost"]
