@@ -18,17 +18,16 @@ import os
 import platform
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import memory_watched
 from safetensors.torch import save_file
 from torch import nn
 
@@ -40,27 +39,6 @@ WIDTH = 2048
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs/performance.md"
 BEGIN, END = "<!-- export: begin -->", "<!-- export: end -->"
-
-_WATCH = """
-import os, sys, time
-
-def anonymous(pid):
-    try:
-        lines = open(f"/proc/{pid}/status").read().splitlines()
-        own = sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("RssAnon", "RssShmem")))
-        children = open(f"/proc/{pid}/task/{pid}/children").read().split()
-    except OSError:
-        return 0
-    return own + sum(anonymous(child) for child in children if int(child) != os.getpid())
-
-parent, highest = int(sys.argv[1]), 0
-os.set_blocking(0, False)
-print(anonymous(parent), flush=True)
-while sys.stdin.buffer.read(1) is None:  # and no end of file: whoever asked has gone
-    highest = max(highest, anonymous(parent))
-    time.sleep(0.01)
-print(highest)
-"""
 
 
 class Block(nn.Module):
@@ -84,21 +62,6 @@ def model_of(megabytes: float) -> nn.Module:
 def bytes_of(model: nn.Module) -> int:
     """Bytes of its parameters."""
     return sum(p.nbytes for p in model.parameters())
-
-
-@contextmanager
-def memory_watched() -> Iterator[Callable[[], int]]:
-    """Gives a function that says, afterwards, the highest extra memory in bytes."""
-    with subprocess.Popen(
-        [sys.executable, "-c", _WATCH, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as watcher:
-        assert watcher.stdin is not None
-        assert watcher.stdout is not None
-        before, found = int(watcher.stdout.readline()), 0
-        yield lambda: found - before
-        watcher.stdin.write("x")
-        watcher.stdin.close()
-        found = int(watcher.stdout.readline())
 
 
 Way = Callable[[nn.Module, torch.Tensor, Path], object]
