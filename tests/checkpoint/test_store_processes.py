@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -16,9 +17,11 @@ from pathlib import Path
 import pytest
 from snapshots import assert_holds, assert_no_debris, make_store, open_store, saved_run, snapshot
 
+from perdure.checkpoint import search
 from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.retention import Keep
 from perdure.checkpoint.verify import verify
-from perdure.core.errors import NoCheckpointError, RunLockedError
+from perdure.core.errors import NoCheckpointError, RunLockedError, UnreadableError
 
 
 def child(script: str, cwd: Path) -> subprocess.Popen:
@@ -183,6 +186,34 @@ def test_a_reader_sees_old_or_new_and_never_half_while_a_writer_saves_and_prunes
     looks, saves = read_while_it_writes(tmp_path, 1.5)
     assert looks
     assert saves
+
+
+@pytest.mark.parametrize("often", [1, 3])
+def test_a_reader_whose_listing_is_pruned_before_it_looks_does_not_say_that_there_is_none(
+    tmp_path, monkeypatch, often
+):
+    writer = open_store(tmp_path / "digits", keep=Keep(last=2))
+    writer.save(snapshot(1))
+    step_folders, steps = search.step_folders, iter(range(2, 2 + 2 * often))
+
+    def overtaken(checkpoints: Path) -> list[Path]:
+        listed = step_folders(checkpoints)
+        with monkeypatch.context() as undone:
+            undone.setattr(search, "step_folders", step_folders)  # for the writer, who looks too
+            for step in itertools.islice(steps, 2):
+                writer.save(snapshot(step))
+        return listed
+
+    monkeypatch.setattr(search, "step_folders", overtaken)
+    assert make_store(tmp_path / "digits").newest().manifest.step == 1 + 2 * often
+
+
+def test_a_reader_says_so_if_it_is_always_overtaken(tmp_path, monkeypatch):
+    saved_run(tmp_path / "digits", [1])
+    names = itertools.count(1)
+    monkeypatch.setattr(search, "step_folders", lambda checkpoints: [checkpoints / f"step-{next(names)}"])
+    with pytest.raises(UnreadableError, match="replaced faster than they can be read"):
+        make_store(tmp_path / "digits").peek()
 
 
 @pytest.mark.slow

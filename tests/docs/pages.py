@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
@@ -25,6 +28,14 @@ class Block:
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
+
+
+def benchmark(name: str) -> ModuleType:
+    """A module of the benchmarks, which import one another as scripts of one folder do."""
+    folder = str(REPOSITORY / "benchmarks")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
 
 
 def blocks(language: str) -> list[Block]:

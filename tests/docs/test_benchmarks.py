@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import subprocess
 import sys
 from types import ModuleType
 
 import pytest
-from pages import REPOSITORY
+from pages import REPOSITORY, benchmark
 
 FOLDER = REPOSITORY / "benchmarks"
 SMALL = {
@@ -25,9 +24,8 @@ SMALL = {
 
 
 @pytest.fixture
-def page(monkeypatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("page")
+def page() -> ModuleType:
+    return benchmark("page")
 
 
 def test_the_tables_of_the_pages_are_those_of_the_results(page):
@@ -68,7 +66,7 @@ def test_a_benchmark_runs_and_its_table_can_be_made(name, page, tmp_path):
 
 
 def test_files_are_cold_and_warm_when_it_is_said(page, tmp_path):
-    common = importlib.import_module("common")
+    common = benchmark("common")
     file = tmp_path / "file"
     file.write_bytes(b"x" * 1_000_000)
     assert common.cached_bytes(file) == 1_000_000

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from pages import REPOSITORY
+from pages import REPOSITORY, benchmark
 
 
 @pytest.fixture(scope="module")
 def export() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_of_exports", REPOSITORY / "benchmarks/export.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("export")
 
 
 def test_the_table_of_exports_is_that_of_the_results(export: ModuleType) -> None:

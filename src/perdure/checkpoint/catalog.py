@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from perdure.checkpoint.reader import Checkpoint, open_checkpoint, unreadable
-from perdure.checkpoint.search import Found, find_checkpoints, list_run, newest_first
+from perdure.checkpoint.search import LOOKS, Found, find_checkpoints, list_run, newest_first, replaced_too_fast
 from perdure.core.errors import (
     CheckpointError,
     CorruptError,
@@ -18,8 +18,6 @@ from perdure.core.errors import (
     UnreadableError,
 )
 from perdure.core.paths import RunPaths
-
-_LOOKS = 20  # a writer prunes at most once a save; nobody loses this race twenty times
 
 
 @dataclass(frozen=True)
@@ -115,12 +113,12 @@ def newest_whole(look: Callable[[], Sequence[Found]]) -> Chosen:
     Raises:
         CorruptError, UnreadableError, FormatVersionError: There are some, and none verifies.
     """
-    for _ in range(_LOOKS):
+    for _ in range(LOOKS):
         try:
             return _first_whole(look())
         except NoCheckpointError:
             continue
-    raise UnreadableError("the checkpoints are replaced faster than they can be read", path=".", hint="try again")
+    raise replaced_too_fast(Path())
 
 
 def _first_whole(newest_first: Sequence[Found]) -> Chosen:

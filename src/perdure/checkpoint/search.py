@@ -12,11 +12,14 @@ from pathlib import Path
 
 from perdure.checkpoint.manifest import MANIFEST, Manifest
 from perdure.checkpoint.reader import check_sizes, is_gone, read_manifest, run_folder_of, unreadable
-from perdure.core.errors import CheckpointError, NoCheckpointError
+from perdure.core.errors import CheckpointError, NoCheckpointError, UnreadableError
 from perdure.core.paths import RunPaths
 
 MAX_DEPTH = 8
 """Folders between an input root and ``checkpoints``; hosts nest theirs two to four deep."""
+
+LOOKS = 20
+"""A writer prunes at most once a save; nobody loses this race twenty times."""
 
 _STEP = re.compile(r"step-(\d{1,18})(-\w+)*")
 _CHECKPOINTS = "checkpoints"
@@ -92,17 +95,36 @@ def step_folders(checkpoints: Path) -> list[Path]:
         return []
     except OSError as error:
         raise unreadable(checkpoints, error) from error
-    return [checkpoints / name for name in names if _STEP.fullmatch(name)]
+    return [checkpoints / name for name in sorted(names) if _STEP.fullmatch(name)]
 
 
 def list_run(paths: RunPaths) -> list[Found]:
     """The checkpoints of one run folder, newest first.
 
+    A writer may commit new ones and prune those that were listed before they are looked at: all could seem to be
+    gone where there never was a moment without any. So where some are, the folder is looked at again, until two
+    looks agree.
+
     Raises:
-        UnreadableError: The folder cannot be listed.
+        UnreadableError: The folder cannot be listed; or it changes faster than it can be looked at.
     """
-    found = [look_at(folder) for folder in step_folders(paths.checkpoints)]
+    before = None
+    for _ in range(LOOKS):
+        folders = step_folders(paths.checkpoints)
+        found = [look_at(folder) for folder in folders]
+        seen = [(folder, item is not None) for folder, item in zip(folders, found, strict=True)]
+        if all(found) or seen == before:
+            break
+        before = seen
+    else:
+        if not any(found):
+            raise replaced_too_fast(paths.checkpoints)
     return newest_first([item for item in found if item])
+
+
+def replaced_too_fast(where: Path) -> UnreadableError:
+    """The typed error of a reader that lost the race with a writer ``LOOKS`` times."""
+    return UnreadableError("the checkpoints are replaced faster than they can be read", path=where, hint="try again")
 
 
 def newest_first(found: list[Found]) -> list[Found]:
