@@ -124,7 +124,8 @@ def list_run(paths: RunPaths) -> list[Found]:
 
 def replaced_too_fast(where: Path) -> UnreadableError:
     """The typed error of a reader that lost the race with a writer ``LOOKS`` times."""
-    return UnreadableError("the checkpoints are replaced faster than they can be read", path=where, hint="try again")
+    what = "the checkpoints are replaced faster than they can be read"
+    return UnreadableError(what, path=where, hint="try again")
 
 
 def newest_first(found: list[Found]) -> list[Found]:
