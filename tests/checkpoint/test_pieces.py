@@ -58,7 +58,7 @@ def test_what_lies_together_in_memory_is_one_stretch_and_is_not_copied():
     arena = memoryview(mmap.mmap(-1, 1 << 20))
     cuts = [0, 100, 5000, 5000, 300_000, 1 << 20]
     views = [arena[a:b] for a, b in itertools.pairwise(cuts)]
-    (stretch,) = stretches(views)
+    (stretch,) = stretches(views, 1 << 20)
     assert stretch.view.nbytes == 1 << 20
     (piece,) = pieces(views, 1 << 20, align=4096, chunk=1 << 20)
     assert address(piece) == address(arena)
@@ -66,4 +66,4 @@ def test_what_lies_together_in_memory_is_one_stretch_and_is_not_copied():
 
 def test_a_gap_ends_a_stretch():
     arena = memoryview(bytearray(1000))
-    assert [s.view.nbytes for s in stretches([arena[:100], arena[200:300], arena[300:400]])] == [100, 200]
+    assert [s.view.nbytes for s in stretches([arena[:100], arena[200:300], arena[300:400]], 4096)] == [100, 200]

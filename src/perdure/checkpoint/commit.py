@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.checkpoint.budget import rounded
 from perdure.checkpoint.manifest import MANIFEST, Manifest, dump_manifest
 from perdure.checkpoint.reader import is_gone
-from perdure.checkpoint.sharing import plan_save
-from perdure.checkpoint.snapshot import Snapshot
-from perdure.checkpoint.tensorfile import Hashed, TensorFile, hash_buffer
+from perdure.checkpoint.sharing import Ahead, OnDisk, plan_save
+from perdure.checkpoint.snapshot import Hashed, Snapshot
+from perdure.checkpoint.stream import Stream
+from perdure.checkpoint.tensorfile import TensorFile
 from perdure.checkpoint.writer import publish
 from perdure.core.files import fsync_dir
 from perdure.core.paths import RunPaths
 
-_ALONE_BYTES = 64 * 1024 * 1024  # from here on digests are worth some threads
-_THREADS = 4
 _FOLDER_BYTES = 3 * 4096  # the new folder, and growth of the two that it is listed in
 
 
@@ -42,12 +40,14 @@ class Draft:
         manifest: What it is.
         data: The bytes of its manifest.
         new: Its new tensor files.
+        begun: The one of them that is being written already.
     """
 
     folder: Path
     manifest: Manifest
     data: bytes
     new: tuple[TensorFile, ...]
+    begun: TensorFile | None = None
 
     @property
     def bytes_written(self) -> int:
@@ -56,38 +56,30 @@ class Draft:
 
     @property
     def bytes_needed(self) -> int:
-        """What it takes on disk, folders included."""
-        return rounded(len(self.data)) + sum(rounded(file.nbytes) for file in self.new) + _FOLDER_BYTES
-
-
-def hash_buffers(snapshot: Snapshot) -> list[Hashed]:
-    """The buffers with their digests.
-
-    Raises:
-        ValueError: Two have one name, or one is not what its dtype and shape say.
-    """
-    names = [buffer.name for buffer in snapshot.buffers]
-    if len(set(names)) != len(names):
-        raise ValueError("two buffers of the snapshot have one name")
-    if sum(buffer.data.nbytes for buffer in snapshot.buffers if not buffer.digest) < _ALONE_BYTES:
-        return [hash_buffer(buffer) for buffer in snapshot.buffers]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(hash_buffer, snapshot.buffers))
+        """What it takes on disk beside what is reserved for it, folders included."""
+        files = sum(rounded(file.nbytes) for file in self.new if file is not self.begun)
+        return rounded(len(self.data)) + files + _FOLDER_BYTES
 
 
 def draft(
-    paths: RunPaths, snapshot: Snapshot, hashed: Sequence[Hashed], label: Label, base: Manifest | None
+    paths: RunPaths,
+    snapshot: Snapshot,
+    hashed: Sequence[Hashed],
+    label: Label,
+    on_disk: OnDisk,
+    ahead: Ahead | None = None,
 ) -> Draft:
-    """Decide everything about a save before a byte is written.
+    """Decide what is not decided yet about a save.
 
     Args:
         paths: The run folder.
         snapshot: What to save.
         hashed: Its buffers.
         label: What the store adds.
-        base: The checkpoint of the run folder whose tensor files may be shared.
+        on_disk: What may be shared.
+        ahead: The file that is being written already.
     """
-    plan = plan_save(hashed, base)
+    plan = plan_save(hashed, on_disk, ahead)
     manifest = Manifest(
         run=label.run,
         run_id=label.run_id,
@@ -105,7 +97,7 @@ def draft(
         values=snapshot.values,
     )
     folder = folder_for(paths, manifest.step, manifest.seq)
-    return Draft(folder, manifest, dump_manifest(manifest), plan.new)
+    return Draft(folder, manifest, dump_manifest(manifest), plan.new, plan.new[0] if ahead else None)
 
 
 def folder_for(paths: RunPaths, step: int, seq: int) -> Path:
@@ -114,15 +106,23 @@ def folder_for(paths: RunPaths, step: int, seq: int) -> Path:
     return folder if is_gone(folder / MANIFEST) else folder.with_name(f"{folder.name}-s{seq}")
 
 
-def commit(paths: RunPaths, made: Draft) -> None:
+def commit(paths: RunPaths, made: Draft, stream: Stream | None = None) -> None:
     """Write it. The rename of the manifest is the commit.
+
+    Args:
+        paths: The run folder.
+        made: What.
+        stream: Where its ``begun`` file is written to.
 
     Raises:
         OSError: As the system says. Then the manifest is not there, unless the system refuses its removal too.
     """
     for file in made.new:
         paths.tensors.mkdir(exist_ok=True)
-        publish(paths.folder / file.file, file.content(), file.nbytes)
+        if stream and file is made.begun:
+            stream.publish(paths, file)
+        else:
+            publish(paths.folder / file.file, file.content(), file.nbytes)
     commit_manifest(paths, made)
 
 

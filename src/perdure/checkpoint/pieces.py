@@ -44,28 +44,47 @@ def pieces(parts: Iterable[bytes | memoryview], nbytes: int, *, align: int, chun
         chunk: Bytes a piece at most; a multiple of ``align``.
 
     Returns:
-        The pieces; each is valid until the next.
+        The pieces; each is valid until the one behind the next is asked for.
     """
-    bounce = memoryview(mmap.mmap(-1, min(chunk, max(align, nbytes + -nbytes % align))))
-    filled = 0
-    for stretch in stretches(parts):
+    size = min(chunk, max(align, nbytes + -nbytes % align))
+    gathered = _Gathered(size, 1 if size < chunk else 2)
+    for stretch in stretches(parts, chunk):
         while stretch.view.nbytes:
-            if straight := _straight_bytes(stretch, filled, align):
-                if filled:
-                    yield bounce[:filled]
-                    filled = 0
+            if straight := _straight_bytes(stretch, gathered.filled, align):
+                if gathered.filled:
+                    yield gathered.take()
                 yield stretch.take(min(straight, chunk))
                 continue
-            count = min(_gathered_bytes(stretch, filled, align), len(bounce) - filled)
-            bounce[filled : filled + count] = stretch.take(count)
-            filled += count
-            if filled == len(bounce):
-                yield bounce
-                filled = 0
-    if filled:
-        end = filled + -filled % align
-        bounce[filled:end] = bytes(end - filled)
-        yield bounce[:end]
+            gathered.add(stretch.take(min(_gathered_bytes(stretch, gathered.filled, align), gathered.left)))
+            if not gathered.left:
+                yield gathered.take()
+    if gathered.filled:
+        gathered.add(bytes(-gathered.filled % align))
+        yield gathered.take()
+
+
+class _Gathered:
+    """Memory for what cannot be written from where it is; while one piece is written, the next is gathered."""
+
+    def __init__(self, size: int, count: int) -> None:
+        self._places = [memoryview(mmap.mmap(-1, size)) for _ in range(count)]
+        self.filled = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes until it is full."""
+        return len(self._places[0]) - self.filled
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Take a copy."""
+        self._places[0][self.filled : self.filled + len(data)] = data
+        self.filled += len(data)
+
+    def take(self) -> memoryview:
+        """What was gathered; goes on in the other place."""
+        taken, self.filled = self._places[0][: self.filled], 0
+        self._places.reverse()
+        return taken
 
 
 def _straight_bytes(stretch: Stretch, filled: int, align: int) -> int:
@@ -85,8 +104,8 @@ def _gathered_bytes(stretch: Stretch, filled: int, align: int) -> int:
     return until if until and not (filled + until) % align else total
 
 
-def stretches(parts: Iterable[bytes | memoryview]) -> Iterator[Stretch]:
-    """The parts; those that follow one another in the memory of one object as one."""
+def stretches(parts: Iterable[bytes | memoryview], chunk: int) -> Iterator[Stretch]:
+    """The parts; those that follow one another in the memory of one object as one, in whole chunks."""
     held: Stretch | None = None
     for part in parts:
         view = part if isinstance(part, memoryview) else memoryview(part)
@@ -96,9 +115,14 @@ def stretches(parts: Iterable[bytes | memoryview]) -> Iterator[Stretch]:
         if held is not None:
             if address >= 0 and held.view.obj is view.obj and held.address + held.view.nbytes == address:
                 held.view = _span(held, view.nbytes)
-                continue
-            yield held
-        held = Stretch(view, address)
+            else:
+                yield held
+                held = None
+        held = held or Stretch(view, address)
+        if whole := held.view.nbytes - held.view.nbytes % chunk:  # what follows may be long in coming
+            begin = held.address
+            yield Stretch(held.take(whole), begin)
+            held = held if held.view.nbytes else None
     if held is not None:
         yield held
 

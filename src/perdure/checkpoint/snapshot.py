@@ -30,7 +30,7 @@ class Buffer:
         dtype: safetensors' name of the type: ``"F32"``, ``"BF16"``, ``"U8"`` ...
         shape: Sizes; their product times the item size is the number of bytes.
         data: The bytes, row-major, as one contiguous ``memoryview`` of format ``"B"``, or in pieces.
-        digest: Their digest, where it was computed while they were copied; empty if it is still to be.
+        still: Not expected to have changed since the last save.
     """
 
     name: str
@@ -38,7 +38,30 @@ class Buffer:
     dtype: str
     shape: tuple[int, ...]
     data: memoryview | Streamed
-    digest: str = ""
+    still: bool = False
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """A buffer and the digest of its bytes."""
+
+    buffer: Buffer
+    digest: str
+
+
+class Arrival(Protocol):
+    """Buffers whose bytes come to be there one after the other, while earlier ones are written already."""
+
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """All of them, names unique, in the order in which they arrive: within those that are not ``still``, and
+        within those that are, that of a tensor file."""
+
+    def arrive(self) -> Iterator[Hashed]:
+        """Each of them once its bytes are there; they stay as they are until the save is over."""
+
+    def judge(self, hashed: Sequence[Hashed]) -> bool:
+        """Whether all parameters are healthy, once all have arrived. What it raises ends the save, uncommitted."""
 
 
 @dataclass(frozen=True)

@@ -6,28 +6,35 @@ import builtins
 import errno
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from perdure.checkpoint.adopt import adopt, adoption_bytes
+from perdure.checkpoint.athand import AtHand
 from perdure.checkpoint.budget import FULL, Room
 from perdure.checkpoint.catalog import Catalog
-from perdure.checkpoint.commit import Draft, Label, commit, draft, hash_buffers
+from perdure.checkpoint.commit import Draft, Label, commit, draft
 from perdure.checkpoint.debris import sweep_small_files
 from perdure.checkpoint.lock import RunLock
 from perdure.checkpoint.manifest import FORMAT_VERSION, Manifest
 from perdure.checkpoint.reader import Checkpoint, check_sizes, open_checkpoint
 from perdure.checkpoint.retention import Committed, Keep, best_of, last_good
 from perdure.checkpoint.search import Found
-from perdure.checkpoint.snapshot import Snapshot
+from perdure.checkpoint.sharing import OnDisk
+from perdure.checkpoint.snapshot import Arrival, Buffer, Hashed, Snapshot
+from perdure.checkpoint.stream import Stream
+from perdure.checkpoint.tensorfile import check_buffers
 from perdure.checkpoint.upkeep import Upkeep, committed
 from perdure.core.clock import Clock, SystemClock
 from perdure.core.errors import CheckpointError, DiskFullError, UnreadableError
 from perdure.core.files import fsync_dir, write_json
 from perdure.core.intervals import format_bytes
 from perdure.core.paths import RunPaths
+
+STREAM_FROM_BYTES = 32 * 1024 * 1024
+"""Smaller saves are written when all is there: nothing is gained, and they are laid out exactly."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Saved:
         folder: Where it is.
         manifest: What it is.
         bytes_written: Bytes that went to disk; shared ones were there before.
-        seconds: How long it took, by the clock of the store.
+        seconds: How long it took until it was committed, by the clock of the store.
     """
 
     folder: Path
@@ -168,8 +175,12 @@ class Store:
             self._proven = Committed(checkpoint.folder, checkpoint.manifest)
         return checkpoint
 
-    def save(self, snapshot: Snapshot) -> Saved:
+    def save(self, snapshot: Snapshot, arrival: Arrival | None = None) -> Saved:
         """Commit a checkpoint, then remove what retention does not keep.
+
+        Args:
+            snapshot: What to save.
+            arrival: Its buffers and its health, if they are still to come; ``snapshot`` has none of its own then.
 
         Raises:
             DiskFullError: There is no room, even without the older checkpoints; the last good one is untouched.
@@ -179,32 +190,67 @@ class Store:
         """
         self._lock.check()
         started = self._clock.monotonic()
-        hashed = hash_buffers(snapshot)
-        made = None
-        while made is None:
-            made = self._try(draft(self.paths, snapshot, hashed, self._label(), self._base()))
+        if arrival is None:
+            check_buffers(snapshot.buffers)
+            arrival = AtHand(snapshot.buffers, lambda: snapshot.healthy)
+        made = self._write(snapshot, arrival)
+        seconds = self._clock.monotonic() - started
         self._seq = made.manifest.seq
         self._proven = Committed(made.folder, made.manifest)
         self._bring_home()
         self._upkeep.prune(self._proven)
-        return Saved(made.folder, made.manifest, made.bytes_written, self._clock.monotonic() - started)
+        return Saved(made.folder, made.manifest, made.bytes_written, seconds)
 
-    def _try(self, made: Draft) -> Draft | None:
-        """Commit it; None if it failed for want of room and some was made."""
+    def _write(self, snapshot: Snapshot, arrival: Arrival) -> Draft:
+        """Commit it: written while it arrives, if there is room for all of it; else planned when all is there."""
+        on_disk = OnDisk(self._base())
+        stream = self._stream(arrival)
+        try:
+            hashed = [_received(item, stream, on_disk) for item in arrival.arrive()]
+            hashed = _as_given(hashed, snapshot.buffers)
+            snapshot = replace(snapshot, healthy=arrival.judge(hashed))
+            if stream and (ahead := stream.ahead):
+                made = draft(self.paths, snapshot, hashed, self._label(), on_disk, ahead)
+                if self._commit(made, stream) is None:
+                    return made
+        finally:
+            if stream:
+                stream.give_up()
+        return self._write_planned(snapshot, hashed)
+
+    def _stream(self, arrival: Arrival) -> Stream | None:
+        """A file for what is expected to have changed; None if that is little, or if it cannot be begun."""
+        moving = [buffer for buffer in arrival.buffers if not buffer.still]
+        if sum(buffer.data.nbytes for buffer in moving) < STREAM_FROM_BYTES:
+            return None
+        try:
+            return Stream(self.paths, self.room, moving)
+        except OSError:  # the other road makes room, or says what is wrong
+            return None
+
+    def _write_planned(self, snapshot: Snapshot, hashed: Sequence[Hashed]) -> Draft:
+        while True:
+            made = draft(self.paths, snapshot, hashed, self._label(), OnDisk(self._base()))
+            error = self._commit(made)
+            if error is None:
+                return made
+            if error.errno == errno.EFBIG or not self._upkeep.make_room(made.bytes_needed):
+                raise self._full(made) from error
+
+    def _commit(self, made: Draft, stream: Stream | None = None) -> OSError | None:
+        """Commit it; the error if there was no room."""
         try:
             self.room.check(made.bytes_needed)
-            commit(self.paths, made)
+            commit(self.paths, made, stream)
         except OSError as error:
             self._upkeep.tidy()
             if error.errno not in FULL:
                 raise self._typed(error, "cannot be written") from error
-            if error.errno != errno.EFBIG and self._upkeep.make_room(made.bytes_needed):
-                return None
-            raise self._full(made) from error
+            return error
         except BaseException:
             self._upkeep.tidy()
             raise
-        return made
+        return None
 
     def _identify(self, settings: Mapping[str, Any], fresh: bool) -> None:
         """Find out who this run is, and write it down."""
@@ -277,3 +323,16 @@ class Store:
     def _report(self, sentence: str) -> None:
         if sentence not in self.reports:
             self.reports.append(sentence)
+
+
+def _received(item: Hashed, stream: Stream | None, on_disk: OnDisk) -> Hashed:
+    """It has arrived: written now, if it is new."""
+    if stream and not item.buffer.still and not on_disk.entry_for(item):
+        stream.add(item)
+    return item
+
+
+def _as_given(hashed: list[Hashed], buffers: Sequence[Buffer]) -> list[Hashed]:
+    """In the order of the snapshot, if it has one of its own."""
+    rank = {buffer.name: number for number, buffer in enumerate(buffers)}
+    return sorted(hashed, key=lambda item: rank.get(item.buffer.name, 0))

@@ -7,6 +7,7 @@ header: name, header and bytes can be checked against one another without a mani
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import xxhash
 
 from perdure.checkpoint.manifest import Entry, digest_of
 from perdure.checkpoint.pieces import BLOCK_BYTES
-from perdure.checkpoint.snapshot import Buffer, Streamed
+from perdure.checkpoint.snapshot import Buffer, Hashed, Streamed
 
 ALIGNMENT = 64
 """The data of a file begins at a multiple of this; every region then lies at a multiple of its item size."""
@@ -35,14 +36,7 @@ ITEM_BYTES = {
 
 _METADATA = "__metadata__"
 _DIGESTS = "xxh3_128"
-
-
-@dataclass(frozen=True)
-class Hashed:
-    """A buffer and the digest of its bytes."""
-
-    buffer: Buffer
-    digest: str
+_DIGEST_CHARACTERS = 32
 
 
 @dataclass(frozen=True)
@@ -64,22 +58,31 @@ class TensorFile:
     nbytes: int
 
     def content(self) -> Iterator[bytes | memoryview]:
-        """All of it, in order. What comes in pieces is proved once more: it was digested in an earlier pass.
+        """All of it, in order.
 
         Raises:
-            OSError: It is not what was digested.
+            OSError: As for ``content_of``.
         """
         yield self.head
         for part, entry in zip(self.parts, self.entries, strict=True):
-            if isinstance(part, memoryview):
-                yield part
-                continue
-            state = xxhash.xxh3_128()
-            for piece in part.pieces():
-                state.update(piece)
-                yield piece
-            if state.hexdigest() != entry.digest:
-                raise OSError(errno.EIO, f"{entry.name} was changed while it was saved", self.file)
+            yield from content_of(part, entry.name, entry.digest)
+
+
+def content_of(data: memoryview | Streamed, name: str, digest: str) -> Iterator[memoryview]:
+    """The bytes of a buffer. What comes in pieces is proved once more: it was digested in an earlier pass.
+
+    Raises:
+        OSError: It is not what was digested.
+    """
+    if isinstance(data, memoryview):
+        yield data
+        return
+    state = xxhash.xxh3_128()
+    for piece in data.pieces():
+        state.update(piece)
+        yield piece
+    if state.hexdigest() != digest:
+        raise OSError(errno.EIO, f"{name} was changed while it was saved")
 
 
 @dataclass(frozen=True)
@@ -92,18 +95,26 @@ class Region:
     digest: str
 
 
-def hash_buffer(buffer: Buffer) -> Hashed:
-    """The buffer with its digest.
+def check_buffers(buffers: Sequence[Buffer]) -> None:
+    """Check that they can be saved.
 
     Raises:
-        ValueError: The number of bytes is not that of its dtype and shape, or safetensors has no such dtype.
+        ValueError: Two have one name; the number of bytes of one is not that of its dtype and shape, or
+            safetensors has no such dtype.
     """
-    size = ITEM_BYTES.get(buffer.dtype)
-    if size is None:
-        raise ValueError(f"buffer {buffer.name!r}: safetensors has no dtype {buffer.dtype!r}")
-    if buffer.data.nbytes != size * math.prod(buffer.shape):
-        raise ValueError(f"buffer {buffer.name!r}: {buffer.data.nbytes} bytes for {buffer.dtype} of {buffer.shape}")
-    return Hashed(buffer, buffer.digest or _digest(buffer.data))
+    if len({buffer.name for buffer in buffers}) != len(buffers):
+        raise ValueError("two buffers of the snapshot have one name")
+    for buffer in buffers:
+        size, nbytes = ITEM_BYTES.get(buffer.dtype), buffer.data.nbytes
+        if size is None:
+            raise ValueError(f"buffer {buffer.name!r}: safetensors has no dtype {buffer.dtype!r}")
+        if nbytes != size * math.prod(buffer.shape):
+            raise ValueError(f"buffer {buffer.name!r}: {nbytes} bytes for {buffer.dtype} of {buffer.shape}")
+
+
+def hash_buffer(buffer: Buffer) -> Hashed:
+    """The buffer with its digest."""
+    return Hashed(buffer, _digest(buffer.data))
 
 
 def _digest(data: memoryview | Streamed) -> str:
@@ -115,14 +126,51 @@ def _digest(data: memoryview | Streamed) -> str:
     return state.hexdigest()
 
 
-def plan_file(hashed: Sequence[Hashed]) -> TensorFile:
-    """Lay out one file for these buffers, the widest items first, so that each is aligned to its item size.
+def file_order(buffer: Buffer) -> tuple[int, bool]:
+    """Sort key of buffers in a file: the widest items first, so that each is aligned to its item size.
 
     Among these, those that end at a multiple of ``ALIGNMENT`` come first, so that all of them begin at one.
     """
-    ordered = sorted(hashed, key=lambda h: (-ITEM_BYTES[h.buffer.dtype], h.buffer.data.nbytes % ALIGNMENT != 0))
+    return -ITEM_BYTES[buffer.dtype], buffer.data.nbytes % ALIGNMENT != 0
+
+
+def head_room(buffers: Sequence[Buffer]) -> int:
+    """Bytes that the head of a file takes at most, whichever of these buffers it holds; a multiple of a block."""
+    return len(_head([Hashed(buffer, "0" * _DIGEST_CHARACTERS) for buffer in buffers], BLOCK_BYTES))
+
+
+def plan_file(hashed: Sequence[Hashed], room: int = 0) -> TensorFile:
+    """Lay out one file for these buffers.
+
+    Args:
+        hashed: They.
+        room: Where its data begin, if that was decided before it was known which buffers it would hold.
+    """
+    ordered = sorted(hashed, key=lambda item: file_order(item.buffer))
+    data_bytes = sum(item.buffer.data.nbytes for item in ordered)
+    head = _head(ordered, room or (BLOCK_BYTES if data_bytes >= LARGE_BYTES else ALIGNMENT))
+    file = f"tensors/{digest_of(head)}.safetensors"
+    ends = itertools.accumulate((item.buffer.data.nbytes for item in ordered), initial=len(head))
+    entries = tuple(
+        Entry(
+            name=item.buffer.name,
+            kind=item.buffer.kind,
+            dtype=item.buffer.dtype,
+            shape=tuple(item.buffer.shape),
+            file=file,
+            offset=offset,
+            nbytes=item.buffer.data.nbytes,
+            digest=item.digest,
+        )
+        for item, offset in zip(ordered, ends, strict=False)
+    )
+    return TensorFile(file, head, tuple(item.buffer.data for item in ordered), entries, len(head) + data_bytes)
+
+
+def _head(ordered: Sequence[Hashed], multiple: int) -> bytes:
+    """Everything before the data, filled up with spaces to a multiple of so many bytes."""
     header: dict[str, Any] = {
-        _METADATA: {"format": "perdure", _DIGESTS: " ".join(h.digest for h in ordered)},
+        _METADATA: {"format": "perdure", _DIGESTS: " ".join(item.digest for item in ordered)},
     }
     end = 0
     for item in ordered:
@@ -133,23 +181,8 @@ def plan_file(hashed: Sequence[Hashed]) -> TensorFile:
             "data_offsets": [begin, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % (BLOCK_BYTES if end >= LARGE_BYTES else ALIGNMENT))
-    head = len(text).to_bytes(8, "little") + text
-    file = f"tensors/{digest_of(head)}.safetensors"
-    entries = tuple(
-        Entry(
-            name=item.buffer.name,
-            kind=item.buffer.kind,
-            dtype=item.buffer.dtype,
-            shape=tuple(item.buffer.shape),
-            file=file,
-            offset=len(head) + header[_key(item.buffer.name)]["data_offsets"][0],
-            nbytes=item.buffer.data.nbytes,
-            digest=item.digest,
-        )
-        for item in ordered
-    )
-    return TensorFile(file, head, tuple(item.buffer.data for item in ordered), entries, len(head) + end)
+    text += b" " * (-(8 + len(text)) % multiple)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _key(name: str) -> str:

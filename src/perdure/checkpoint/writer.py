@@ -11,7 +11,8 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from perdure.checkpoint.pieces import BLOCK_BYTES, pieces
@@ -43,33 +44,136 @@ def publish(final: Path, parts: Iterable[bytes | memoryview], nbytes: int) -> No
         OSError: As the system says. The temporary file is gone, unless the system refuses that too. A file
             of the final name is whole, but may not be known to be on disk.
     """
-    temporary = final.with_name(f".{final.name}{TEMPORARY}")
-    try:
-        _write(temporary, parts, nbytes)
-        os.rename(temporary, final)
-    except BaseException:
-        _discard(temporary)
-        raise
-    fsync_dir(final.parent)
-
-
-def _write(path: Path, parts: Iterable[bytes | memoryview], nbytes: int) -> None:
-    fd, direct = _open(path, nbytes)
-    try:
-        _reserve(fd, nbytes)
-        written = 0
-        align = BLOCK_BYTES if direct else 1
-        for piece in pieces(parts, nbytes, align=align, chunk=CHUNK_BYTES):
-            written += _write_piece(fd, piece, written)
-        if written != nbytes + -nbytes % align:
-            raise OSError(errno.EIO, f"{written} bytes came instead of {nbytes}", str(path))
+    with Output(final.with_name(f".{final.name}{TEMPORARY}"), nbytes) as output:
+        written = output.write(parts, nbytes)
         if written != nbytes:
-            os.ftruncate(fd, nbytes)  # a direct write ends at a whole block
-        os.fsync(fd)
-        if not direct and nbytes >= DIRECT_FROM_BYTES:
-            _drop_pages(fd)
-    finally:
-        os.close(fd)
+            raise OSError(errno.EIO, f"{written} bytes came instead of {nbytes}", str(final))
+        output.publish(final, nbytes)
+
+
+class Output:
+    """A file that is not there yet: under a temporary name until it is published, gone if it is not.
+
+    Args:
+        path: The temporary name.
+        nbytes: How large it gets at most; reserved now.
+
+    Raises:
+        OSError: As the system says.
+    """
+
+    def __init__(self, path: Path, nbytes: int) -> None:
+        self._path = path
+        self._end = nbytes
+        self._fd = -1
+        self._published = False
+        try:
+            self._fd, direct = _open(path, nbytes)
+            _reserve(self._fd, nbytes)
+        except BaseException:
+            self.give_up()
+            raise
+        self._align = BLOCK_BYTES if direct else 1
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Remove it; harmless once it is published."""
+        self._close()
+        if not self._published:
+            _discard(self._path)
+
+    def write(self, parts: Iterable[bytes | memoryview], nbytes: int, *, at: int = 0) -> int:
+        """Write.
+
+        Args:
+            parts: What.
+            nbytes: How much that is at most.
+            at: Where; a multiple of a block.
+
+        Returns:
+            How much it was.
+
+        Raises:
+            OSError: As the system says.
+        """
+        counted, place = _Counted(parts), at
+        with _Hand(self._fd, nbytes > CHUNK_BYTES) as hand:
+            for piece in pieces(counted, nbytes, align=self._align, chunk=CHUNK_BYTES):
+                hand.write(piece, place)
+                place += piece.nbytes
+        self._end = max(self._end, place)
+        return counted.nbytes
+
+    def publish(self, final: Path, nbytes: int) -> None:
+        """Give it its size and its name, and make both durable.
+
+        Raises:
+            OSError: As the system says.
+        """
+        if self._end != nbytes:
+            os.ftruncate(self._fd, nbytes)  # a direct write ends at a whole block; more may have been reserved
+        os.fsync(self._fd)
+        if self._align == 1 and nbytes >= DIRECT_FROM_BYTES:
+            _drop_pages(self._fd)
+        self._close()
+        os.rename(self._path, final)
+        self._published = True
+        fsync_dir(final.parent)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class _Counted:
+    """Parts of a content, and the bytes of those that were taken."""
+
+    def __init__(self, parts: Iterable[bytes | memoryview]) -> None:
+        self.nbytes = 0
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        for part in self._parts:
+            yield part
+            self.nbytes += len(part)
+
+
+class _Hand:
+    """Writes one piece while the next one is made, if there is more than one."""
+
+    def __init__(self, fd: int, many: bool) -> None:
+        self._fd = fd
+        self._pool = ThreadPoolExecutor(1, "perdure-write") if many else None
+        self._under_way: Future[int] | None = None
+
+    def __enter__(self) -> _Hand:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._wait()
+        finally:
+            if self._pool:
+                self._pool.shutdown()
+
+    def write(self, piece: memoryview, offset: int) -> None:
+        """Begin to; the piece before is written then."""
+        if self._pool is None:
+            _write_piece(self._fd, piece, offset)
+            return
+        self._wait()
+        self._under_way = self._pool.submit(_write_piece, self._fd, piece, offset)
+
+    def _wait(self) -> None:
+        if self._under_way:
+            self._under_way.result()
 
 
 def _open(path: Path, nbytes: int) -> tuple[int, bool]:
