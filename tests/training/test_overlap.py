@@ -71,13 +71,13 @@ class Job:
 
 def slow(monkeypatch, seconds=0.01):
     """Copies that take long enough for the forward and backward to run under them."""
-    real = copying.copy_and_digest
+    real = copying.copy_bytes
 
     def copy(source, target):
         threading.Event().wait(seconds)
         return real(source, target)
 
-    monkeypatch.setattr(copying, "copy_and_digest", copy)
+    monkeypatch.setattr(copying, "copy_bytes", copy)
 
 
 def saved(root):
@@ -251,7 +251,7 @@ def test_memory_that_is_not_there_after_all_costs_the_snapshot_and_not_the_train
         run.track(**job.tracked())
         for _ in run.steps(6):
             job.step()
-    assert set(saved(tmp_path)) == {3, 4, 6}  # made again at the next boundary
+    assert {4, 6} <= set(saved(tmp_path)) <= {3, 4, 6}  # made again at the boundary after it is known
     assert capfd.readouterr().err.count("no memory for a copy of the state") == 1
 
 
@@ -309,14 +309,14 @@ def test_the_hooks_are_gone_when_the_loop_is(tmp_path):
 def test_a_kill_while_a_save_is_under_way_leaves_the_one_before(tmp_path):
     child = os.fork()
     if child == 0:
-        real = copying.copy_and_digest
+        real = copying.copy_bytes
 
         def copy(source, target):
             if len(list((tmp_path / "job" / "checkpoints").glob("*/manifest.json"))) >= 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(source, target)
 
-        copying.copy_and_digest = copy
+        copying.copy_bytes = copy
         job = Job()
         with perdure.Run("job", root=tmp_path, save_every="2 steps", keep=perdure.Keep(last=9)) as run:
             run.track(**job.tracked())

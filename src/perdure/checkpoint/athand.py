@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from perdure.checkpoint.snapshot import Buffer, Hashed
-from perdure.checkpoint.tensorfile import file_order, hash_buffer
+from perdure.checkpoint.tensorfile import check_buffers, file_order, hash_buffer
 
 _ALONE_BYTES = 64 * 1024 * 1024  # from here on digests are worth some threads
 _BATCH_BYTES = 4 * 1024 * 1024  # given to a thread at a time
@@ -17,15 +17,19 @@ class AtHand:
     """An ``Arrival`` of memory that nobody changes until the save is over.
 
     Args:
-        buffers: What is to be saved, checked.
+        buffers: What is to be saved.
         healthy: Tells whether all parameters are healthy; asked while the buffers are written.
+
+    Raises:
+        ValueError: The buffers are not what they say.
 
     Attributes:
         buffers: In the order of a tensor file.
     """
 
     def __init__(self, buffers: Sequence[Buffer], healthy: Callable[[], bool]) -> None:
-        self.buffers = sorted(buffers, key=file_order)
+        check_buffers(buffers)
+        self.buffers = sorted(buffers, key=lambda buffer: file_order(buffer.dtype, buffer.data.nbytes))
         self._healthy = healthy
 
     def arrive(self) -> Iterator[Hashed]:
@@ -37,8 +41,8 @@ class AtHand:
             for batch in pool.map(_hash_all, _batches(self.buffers)):
                 yield from batch
 
-    def judge(self, hashed: Sequence[Hashed]) -> bool:
-        """As ``Arrival.judge``."""
+    def approve(self, hashed: Sequence[Hashed]) -> bool:
+        """As ``Arrival.approve``."""
         return self._healthy()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from collections.abc import Iterable, Iterator
@@ -67,7 +68,7 @@ class _Gathered:
     """Memory for what cannot be written from where it is; while one piece is written, the next is gathered."""
 
     def __init__(self, size: int, count: int) -> None:
-        self._places = [memoryview(mmap.mmap(-1, size)) for _ in range(count)]
+        self._places = [_memory(size) for _ in range(count)]
         self.filled = 0
 
     @property
@@ -85,6 +86,14 @@ class _Gathered:
         taken, self.filled = self._places[0][: self.filled], 0
         self._places.reverse()
         return taken
+
+
+def _memory(size: int) -> memoryview:
+    """Memory in large pages, if the system has them: a disk reads from those with less ado."""
+    memory = mmap.mmap(-1, size)
+    with contextlib.suppress(OSError, AttributeError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 def _straight_bytes(stretch: Stretch, filled: int, align: int) -> int:

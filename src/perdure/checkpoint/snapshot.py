@@ -60,7 +60,7 @@ class Arrival(Protocol):
     def arrive(self) -> Iterator[Hashed]:
         """Each of them once its bytes are there; they stay as they are until the save is over."""
 
-    def judge(self, hashed: Sequence[Hashed]) -> bool:
+    def approve(self, hashed: Sequence[Hashed]) -> bool:
         """Whether all parameters are healthy, once all have arrived. What it raises ends the save, uncommitted."""
 
 

@@ -25,7 +25,6 @@ from perdure.checkpoint.search import Found
 from perdure.checkpoint.sharing import OnDisk
 from perdure.checkpoint.snapshot import Arrival, Buffer, Hashed, Snapshot
 from perdure.checkpoint.stream import Stream
-from perdure.checkpoint.tensorfile import check_buffers
 from perdure.checkpoint.upkeep import Upkeep, committed
 from perdure.core.clock import Clock, SystemClock
 from perdure.core.errors import CheckpointError, DiskFullError, UnreadableError
@@ -180,7 +179,8 @@ class Store:
 
         Args:
             snapshot: What to save.
-            arrival: Its buffers and its health, if they are still to come; ``snapshot`` has none of its own then.
+            arrival: Its buffers and its health, if they are still to come; the manifest has the buffers in the
+                order of ``snapshot``, if they are there too.
 
         Raises:
             DiskFullError: There is no room, even without the older checkpoints; the last good one is untouched.
@@ -191,7 +191,6 @@ class Store:
         self._lock.check()
         started = self._clock.monotonic()
         if arrival is None:
-            check_buffers(snapshot.buffers)
             arrival = AtHand(snapshot.buffers, lambda: snapshot.healthy)
         made = self._write(snapshot, arrival)
         seconds = self._clock.monotonic() - started
@@ -208,7 +207,7 @@ class Store:
         try:
             hashed = [_received(item, stream, on_disk) for item in arrival.arrive()]
             hashed = _as_given(hashed, snapshot.buffers)
-            snapshot = replace(snapshot, healthy=arrival.judge(hashed))
+            snapshot = replace(snapshot, healthy=arrival.approve(hashed))
             if stream and (ahead := stream.ahead):
                 made = draft(self.paths, snapshot, hashed, self._label(), on_disk, ahead)
                 if self._commit(made, stream) is None:

@@ -126,12 +126,12 @@ def _digest(data: memoryview | Streamed) -> str:
     return state.hexdigest()
 
 
-def file_order(buffer: Buffer) -> tuple[int, bool]:
+def file_order(dtype: str, nbytes: int) -> tuple[int, bool]:
     """Sort key of buffers in a file: the widest items first, so that each is aligned to its item size.
 
     Among these, those that end at a multiple of ``ALIGNMENT`` come first, so that all of them begin at one.
     """
-    return -ITEM_BYTES[buffer.dtype], buffer.data.nbytes % ALIGNMENT != 0
+    return -ITEM_BYTES[dtype], nbytes % ALIGNMENT != 0
 
 
 def head_room(buffers: Sequence[Buffer]) -> int:
@@ -146,7 +146,7 @@ def plan_file(hashed: Sequence[Hashed], room: int = 0) -> TensorFile:
         hashed: They.
         room: Where its data begin, if that was decided before it was known which buffers it would hold.
     """
-    ordered = sorted(hashed, key=lambda item: file_order(item.buffer))
+    ordered = sorted(hashed, key=lambda item: file_order(item.buffer.dtype, item.buffer.data.nbytes))
     data_bytes = sum(item.buffer.data.nbytes for item in ordered)
     head = _head(ordered, room or (BLOCK_BYTES if data_bytes >= LARGE_BYTES else ALIGNMENT))
     file = f"tensors/{digest_of(head)}.safetensors"

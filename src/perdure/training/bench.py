@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from perdure.checkpoint.manifest import digest_of
 from perdure.checkpoint.retention import Keep
-from perdure.checkpoint.snapshot import Snapshot
+from perdure.checkpoint.snapshot import Arrival, Snapshot
 from perdure.checkpoint.store import Saved, Store
 from perdure.core.clock import SystemClock
 from perdure.core.errors import ConfigError, DiskFullError, PerdureError
@@ -25,7 +26,7 @@ from perdure.core.paths import RunPaths
 from perdure.core.progress import Position
 from perdure.hardware.disk import block_of_memory, read_s, write_s
 from perdure.hardware.host import memory, usable_cores
-from perdure.tensors.copying import address_of, copy_and_digest
+from perdure.tensors.copying import address_of, copy_bytes
 from perdure.training.benchwork import BenchWork
 from perdure.training.journal import Journal
 from perdure.training.pace import Pace
@@ -156,7 +157,8 @@ def _bandwidths(probe: Path, nbytes: int) -> tuple[float, float, float, bool]:
     copies = []
     for _ in range(3):
         began = time.perf_counter()
-        copy_and_digest(address_of(source), target)
+        copy_bytes(address_of(source), target)
+        digest_of(target)
         copies.append(time.perf_counter() - began)
     size = len(data)
     return size / min(s for s, _ in writes), size / min(reads), size / min(copies), writes[0][1]
@@ -168,9 +170,9 @@ class _NotingStore(Store):
     noted: Saved | None = None
     committed_s = 0.0
 
-    def save(self, snapshot: Snapshot) -> Saved:
+    def save(self, snapshot: Snapshot, arrival: Arrival | None = None) -> Saved:
         """Also noted."""
-        self.noted = super().save(snapshot)
+        self.noted = super().save(snapshot, arrival)
         self.committed_s = time.perf_counter()
         return self.noted
 

@@ -1,4 +1,4 @@
-"""One save beside the training: copied under the next forward and backward, then written.
+"""One save beside the training: copied under the next forward and backward, and written behind the copy.
 
 A flight either gives a checkpoint that is consistent, or none: what was changed while it was copied is named, and
 the whole snapshot is thrown away.
@@ -6,21 +6,20 @@ the whole snapshot is thrown away.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 import torch
 
-from perdure.checkpoint.snapshot import Buffer
+from perdure.checkpoint.snapshot import Buffer, Hashed
 from perdure.checkpoint.store import Saved
-from perdure.checkpoint.tensorfile import ALIGNMENT
+from perdure.checkpoint.tensorfile import file_order, hash_buffer
 from perdure.tensors.copying import StateCopy
-from perdure.tensors.encoding import Encoded, Group
+from perdure.tensors.encoding import Encoded, Group, Leaf
 from perdure.tensors.health import holds_nan_or_inf
-
-_NICE = 5  # the training goes first
+from perdure.training.hands import Hand
 
 Place = tuple[str, int, int]
 """Memory on a device, from its first byte to behind its last."""
@@ -59,33 +58,45 @@ class TornError(Exception):
         self.leaves = leaves
 
 
+class LeftOutError(Exception):
+    """What the snapshot leaves out was used after all. Never leaves the room."""
+
+
 class Flight:
-    """One overlapped save, in a thread of its own.
+    """One overlapped save: one thread copies, another digests and writes what has been copied.
+
+    It is the ``Arrival`` of the store.
 
     Args:
         cargo: What to save.
         copy: Where to copy it to; made at the boundary.
-        commit: Writes the buffers, given whether all parameters are healthy; called in the thread.
+        hands: The threads: the one that copies, and the one that saves.
+        commit: Writes a checkpoint of what arrives; called in the second thread.
 
     Attributes:
         digests: Digest of each group, by place, once it is copied.
-        unhealthy: Names of parameters that hold NaN or Inf.
+        unhealthy: Names of parameters that hold NaN or Inf, once all is copied.
     """
 
     def __init__(
-        self, cargo: Cargo, copy: StateCopy, commit: Callable[[list[Buffer], Sequence[str]], Saved]
+        self, cargo: Cargo, copy: StateCopy, hands: tuple[Hand, Hand], commit: Callable[[Flight], Saved]
     ) -> None:
         self.digests: dict[Place, str] = {}
+        self.unhealthy: list[str] = []
         self._cargo = cargo
         self._copy = copy
         self._commit = commit
         self._saved: Saved | None = None
         self._error: BaseException | None = None
-        self._copied = threading.Event()
-        self._judged = threading.Event()
+        self._not_copied: BaseException | None = None
         self._good = True
-        self._thread = threading.Thread(target=self._fly, name="perdure-save", daemon=True)
-        self._thread.start()
+        self._groups: list[Group] = []
+        self._buffers: list[Buffer] = []
+        self._moved: set[Place] = set()
+        self._arrived: SimpleQueue[torch.cuda.Event | BaseException | None] = SimpleQueue()
+        self._laid_out, self._copied, self._judged, self._over = (threading.Event() for _ in range(4))
+        hands[0].do(self._copy_all)
+        hands[1].do(self._save)
 
     # ---------------------------------------------------------------- seen from the training
 
@@ -103,7 +114,7 @@ class Flight:
     @property
     def landed(self) -> bool:
         """Whether it is over, well or not."""
-        return not self._thread.is_alive()
+        return self._over.is_set() and self._copied.is_set()
 
     def result(self) -> Saved | None:
         """What was saved; None if the snapshot was thrown away for what it leaves out. Waits for the end.
@@ -112,59 +123,108 @@ class Flight:
             TornError: The state was changed while it was copied.
             PerdureError: As ``Store.save``.
         """
-        self._thread.join()
+        self._over.wait()
+        self._copied.wait()
+        if isinstance(self._error, LeftOutError):
+            return None
         if self._error is not None:
             raise self._error
         return self._saved
 
-    # ---------------------------------------------------------------- in the thread
+    # ---------------------------------------------------------------- in the thread that copies
 
-    def _fly(self) -> None:
+    def _copy_all(self) -> None:
         try:
-            _step_back()
-            groups = self._cargo.encoded.groups
-            leaves = self._cargo.encoded.leaves()
-            order = sorted(range(len(groups)), key=lambda i: self._order(groups[i]))
-            groups, leaves = [groups[i] for i in order], [leaves[i] for i in order]
-            self._copy.begin(leaves, [group.place in self._cargo.parked for group in groups])
-            moved = self._moved(groups)
+            self._lay_out()
+            self._copy.run(self._arrived.put)
+            self._moved = self._changed()
+        except BaseException as error:  # noqa: BLE001  raised where the result is asked for
+            self._not_copied = error
+            self._arrived.put(error)
+        finally:
             self._copied.set()
-            buffers = self._copy.finish()
-            self._check(groups, buffers, moved)
-            unhealthy = self._unhealthy(groups, buffers)
-            self._judged.wait()
-            if self._good:
-                self._saved = self._commit(buffers, unhealthy)
+            self._laid_out.set()
+
+    def _lay_out(self) -> None:
+        pairs = list(zip(self._cargo.encoded.groups, self._cargo.encoded.leaves(), strict=True))
+        pairs.sort(key=lambda pair: self._order(*pair))
+        groups, leaves = [group for group, _ in pairs], [leaf for _, leaf in pairs]
+        parked = [group.place in self._cargo.parked for group in groups]
+        still = [group.place in self._cargo.settled for group in groups]
+        self._buffers = self._copy.lay_out(leaves, parked, still)
+        self._groups = groups
+        self._laid_out.set()
+
+    def _order(self, group: Group, leaf: Leaf) -> tuple[bool, tuple[int, bool], bool]:
+        """That of the file; what is expected to stand still is not in it, what is parked is not in the arena."""
+        place = group.place
+        return place in self._cargo.settled, file_order(leaf.dtype, leaf.nbytes), place in self._cargo.parked
+
+    def _changed(self) -> set[Place]:
+        """What autograd has seen changing since the boundary; asked before the optimizer may step."""
+        versions = self._cargo.versions
+        return {g.place for g in self._groups if g.place in versions and version_of(g) != versions[g.place]}
+
+    # ---------------------------------------------------------------- in the thread that saves
+
+    def _save(self) -> None:
+        try:
+            self._laid_out.wait()
+            if self._not_copied is not None:
+                raise self._not_copied
+            self._saved = self._commit(self)
         except BaseException as error:  # noqa: BLE001  raised where the result is asked for
             self._error = error
         finally:
-            self._copied.set()
+            self._over.set()
 
-    def _order(self, group: Group) -> tuple[bool, bool, int, bool]:
-        """What is written anew first, in the order of the file, so that it lies there as it lies in memory."""
-        place, itemsize = group.place, group.extents[0].itemsize
-        return place in self._cargo.parked, place in self._cargo.settled, -itemsize, group.nbytes % ALIGNMENT != 0
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """As ``Arrival.buffers``."""
+        return self._buffers
 
-    def _moved(self, groups: Sequence[Group]) -> set[Place]:
-        """What autograd has seen changing since the boundary; asked before the optimizer may step."""
-        versions = self._cargo.versions
-        return {g.place for g in groups if g.place in versions and version_of(g) != versions[g.place]}
+    def arrive(self) -> Iterator[Hashed]:
+        """As ``Arrival.arrive``."""
+        for group, buffer in zip(self._groups, self._buffers, strict=True):
+            self._wait_for_one()
+            item = hash_buffer(buffer)
+            self.digests[group.place] = item.digest
+            yield item
 
-    def _check(self, groups: Sequence[Group], buffers: Sequence[Buffer], moved: set[Place]) -> None:
-        torn: dict[Place, str] = {}
-        for group, buffer in zip(groups, buffers, strict=True):
-            place = group.place
-            self.digests[place] = buffer.digest
-            if place in moved or self._cargo.known.get(place, buffer.digest) != buffer.digest:
-                torn[place] = buffer.name
+    def _wait_for_one(self) -> None:
+        arrived = self._arrived.get()
+        if isinstance(arrived, BaseException):
+            raise arrived
+        if arrived is not None:
+            arrived.synchronize()
+
+    def approve(self, hashed: Sequence[Hashed]) -> bool:
+        """As ``Arrival.approve``.
+
+        Raises:
+            TornError: The state was changed while it was copied.
+            LeftOutError: What was left out should not have been.
+        """
+        self._copied.wait()
+        known = self._cargo.known
+        torn = {
+            group.place: item.buffer.name
+            for group, item in zip(self._groups, hashed, strict=True)
+            if group.place in self._moved or known.get(group.place, item.digest) != item.digest
+        }
         if torn:
             raise TornError(torn)
+        self.unhealthy = self._holding_nan_or_inf()
+        self._judged.wait()
+        if not self._good:
+            raise LeftOutError
+        return not self.unhealthy
 
-    def _unhealthy(self, groups: Sequence[Group], buffers: Sequence[Buffer]) -> list[str]:
+    def _holding_nan_or_inf(self) -> list[str]:
         names = self._cargo.parameters
         bad = {
             group.place
-            for group, buffer in zip(groups, buffers, strict=True)
+            for group, buffer in zip(self._groups, self._buffers, strict=True)
             if group.place in names
             and isinstance(buffer.data, memoryview)  # a copy always is
             and holds_nan_or_inf(buffer.data, buffer.dtype)
@@ -175,11 +235,3 @@ class Flight:
 def version_of(group: Group) -> int:
     """Grows with each change that autograd sees; fused optimizers and writes through ``.data`` do not move it."""
     return sum(e.value._version for e in group.extents if isinstance(e.value, torch.Tensor))
-
-
-def _step_back() -> None:
-    """Give this thread a lower priority than the training's; on Linux that is per thread (setpriority(2))."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-    except (OSError, AttributeError):
-        return

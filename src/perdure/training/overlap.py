@@ -8,12 +8,11 @@ taken at the boundary, version counters are looked at in all, and what fails onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from perdure.checkpoint.snapshot import Buffer
 from perdure.checkpoint.store import Saved
 from perdure.core.errors import CheckpointError
 from perdure.core.say import warn
@@ -24,6 +23,7 @@ from perdure.tensors.encoding import Encoded, Group, encode
 from perdure.training.flight import Cargo, Flight, Place, TornError, version_of
 from perdure.training.gradients import GradientWatch
 from perdure.training.guard import Guard
+from perdure.training.hands import Hand
 from perdure.training.state import RunState
 
 SMALL_BYTES = 64 * 1024
@@ -34,8 +34,10 @@ SPARE_BYTES = 256 * 1024 * 1024
 
 _NO_MEMORY = "there is no memory for a copy of the state: training waits while a checkpoint is written"
 
-Commit = Callable[[Any, list[Buffer], Sequence[str]], Saved]
-"""Values, buffers and names of unhealthy parameters to a checkpoint."""
+_NICE = 5  # of what need not be done before the next optimizer step; the training goes first
+
+Commit = Callable[[Any, Flight], Saved]
+"""Values, and what arrives, to a checkpoint."""
 
 
 class Overlap:
@@ -57,6 +59,7 @@ class Overlap:
         self._guard = Guard(self._before_step)
         self._watch = GradientWatch()
         self._arena = Arena()
+        self._hands = Hand("perdure-copy"), Hand("perdure-save", nice=_NICE)
         self._count = 0
         self._distrusted: set[Place] = set()
         self._digests: dict[Place, str] = {}
@@ -95,7 +98,7 @@ class Overlap:
         cargo = self._cargo(encoded)
         devices = {e.value.device for g in encoded.groups for e in g.extents if isinstance(e.value, torch.Tensor)}
         copy = StateCopy(self._arena, devices)
-        self.flight = Flight(cargo, copy, lambda buffers, bad: commit(encoded.document, buffers, bad))
+        self.flight = Flight(cargo, copy, self._hands, lambda flight: commit(encoded.document, flight))
         if not dead:
             self.flight.judge(True)
         return True
@@ -129,6 +132,8 @@ class Overlap:
         """The loop is over."""
         self._guard.detach()
         self._arena.release()
+        for hand in self._hands:
+            hand.dismiss()
 
     # ---------------------------------------------------------------- inside
 

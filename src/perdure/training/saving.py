@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from perdure.checkpoint.snapshot import Buffer, Snapshot
+from perdure.checkpoint.athand import AtHand
+from perdure.checkpoint.snapshot import Snapshot
 from perdure.checkpoint.store import Saved, Store
 from perdure.core.errors import CheckpointError, DiskFullError, UnreadableError
 from perdure.core.progress import Position
 from perdure.core.say import say, warn
 from perdure.tensors.encoding import flatten, to_buffers
+from perdure.training.flight import Flight
 from perdure.training.journal import Journal
 from perdure.training.overlap import Overlap
 from perdure.training.pace import Pace
@@ -150,10 +152,9 @@ class Saver:
         began_s = self._pace.now()
         self._journal.flush()
         values, leaves = flatten(self._state.tree(plan))
-        self._note_health(position, self._state.world.unhealthy())
         snapshot = replace(self._about(position, reason), values=values, buffers=to_buffers(leaves))
         try:
-            saved = self._store.save(replace(snapshot, healthy=not self._unhealthy))
+            saved = self._store.save(snapshot, AtHand(snapshot.buffers, lambda: self._healthy(position)))
         except (DiskFullError, UnreadableError) as error:
             self._failed(error, position, reason)
             return False
@@ -179,10 +180,11 @@ class Saver:
         self._note_health(begun.position, self._found)
         self._landed(saved, begun, begun.stall_s + self._overlap.stall_s)
 
-    def _commit(self, about: Snapshot, values: Any, buffers: list[Buffer], unhealthy: Sequence[str]) -> Saved:
+    def _commit(self, about: Snapshot, values: Any, flight: Flight) -> Saved:
         """Write a checkpoint; called beside the training."""
-        self._found = list(unhealthy)
-        return self._store.save(replace(about, values=values, buffers=buffers, healthy=not unhealthy))
+        saved = self._store.save(replace(about, values=values), flight)
+        self._found = flight.unhealthy
+        return saved
 
     def _landed(self, saved: Saved, begun: Begun, stall_s: float) -> None:
         """A checkpoint is committed."""
@@ -260,6 +262,10 @@ class Saver:
             training_s=self._pace.training_s,
             libraries={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         )
+
+    def _healthy(self, position: Position) -> bool:
+        self._note_health(position, self._state.world.unhealthy())
+        return not self._unhealthy
 
     def _note_health(self, position: Position, unhealthy: list[str]) -> None:
         if unhealthy and not self._unhealthy:
