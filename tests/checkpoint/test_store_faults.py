@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from snapshots import assert_holds, assert_no_debris, flip, make_store, open_store, saved_run, snapshot
 
-from perdure.checkpoint import writer
+from perdure.checkpoint import store as store_module
+from perdure.checkpoint import stream, writer
 from perdure.checkpoint.store import Keep
 from perdure.core.errors import DiskFullError, UnreadableError
 from perdure.testing.faults import FileEvent, Outcome, file_events, have_strace, run_with_fault
 
 pytestmark = pytest.mark.skipif(not have_strace(), reason="needs strace")
+
+
+TENSORS_TMP = r"\.(arriving|[0-9a-f]{32}\.safetensors)\.tmp"
 
 
 class Bench:
@@ -63,21 +68,65 @@ class Bench:
         return step
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("faults"))
+class AtJoin:
+    """A thread that does its work when it is waited for: strace counts the calls of each thread by themselves."""
+
+    def __init__(self, target: Callable[[], None], **_: object) -> None:
+        self._target: Callable[[], None] | None = target
+
+    def start(self) -> None:
+        pass
+
+    def join(self) -> None:
+        target, self._target = self._target, None
+        if target:
+            target()
+
+
+def stream_everything(patch: pytest.MonkeyPatch) -> None:
+    """Written while it arrives, however small."""
+    patch.setattr(store_module, "STREAM_FROM_BYTES", 1)
+    patch.setattr(stream, "threading", SimpleNamespace(Thread=AtJoin))
 
 
 @pytest.fixture(scope="module")
-def direct(tmp_path_factory) -> Iterator[Bench]:
-    """Every file past the page cache, however small."""
+def planned(tmp_path_factory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("planned"))
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory) -> Bench:
+    with pytest.MonkeyPatch.context() as patch:
+        stream_everything(patch)
+        return Bench(tmp_path_factory.mktemp("streamed"))
+
+
+@pytest.fixture(params=["planned", "streamed"])
+def bench(request, monkeypatch) -> Bench:
+    """Saves that are written when all is there, and saves that are written while it arrives."""
+    if request.param == "streamed":
+        stream_everything(monkeypatch)
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def all_direct(tmp_path_factory) -> Bench:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "DIRECT_FROM_BYTES", 1)
-        yield Bench(tmp_path_factory.mktemp("direct"))
+        stream_everything(patch)
+        return Bench(tmp_path_factory.mktemp("direct"))
+
+
+@pytest.fixture
+def direct(all_direct, monkeypatch) -> Bench:
+    """Every file past the page cache, and written while it arrives."""
+    monkeypatch.setattr(writer, "DIRECT_FROM_BYTES", 1)
+    stream_everything(monkeypatch)
+    return all_direct
 
 
 def of_tensors(bench: Bench, call: str) -> list[FileEvent]:
-    return [event for event in bench.events if event.call == call and ".safetensors.tmp" in event.text]
+    return [event for event in bench.events if event.call == call and re.search(TENSORS_TMP, event.text)]
 
 
 def test_a_direct_save_killed_at_any_file_event_leaves_a_whole_checkpoint(direct):
@@ -292,10 +341,12 @@ def test_every_step_of_a_save_is_durable_before_the_next(bench):
         names = [Path(name).name for name in re.findall(r'[<"](/[^>"]*)[>"]', event.text)]
         if event.call in ("fsync", "rename", "unlink", "rmdir", "pwrite64"):
             did.append((event.call, re.sub(r"[0-9a-f]{32}", "x", names[0])))
-    assert did[did.index(("pwrite64", ".x.safetensors.tmp")) :] == [
-        ("pwrite64", ".x.safetensors.tmp"),
-        ("fsync", ".x.safetensors.tmp"),
-        ("rename", ".x.safetensors.tmp"),
+    streamed = ("pwrite64", ".arriving.tmp") in did
+    name = ".arriving.tmp" if streamed else ".x.safetensors.tmp"
+    assert did[did.index(("pwrite64", name)) :] == [
+        *[("pwrite64", name)] * (2 if streamed else 1),
+        ("fsync", name),
+        ("rename", name),
         ("fsync", "tensors"),
         ("pwrite64", ".manifest.json.tmp"),
         ("fsync", ".manifest.json.tmp"),
