@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import random
+import time
+
 import numpy as np
 import pytest
 import torch
 
+from perdure.checkpoint import pieces, store, writer
 from perdure.checkpoint.reader import open_checkpoint
 from perdure.checkpoint.retention import Keep
 from perdure.checkpoint.snapshot import Buffer, Snapshot
@@ -112,3 +117,39 @@ def test_a_buffer_of_the_wrong_size_is_refused_as_one_in_memory_is(tmp_path):
     wrong = Buffer("x", "tensor", "F32", (3,), CardBytes(torch.zeros(8, dtype=torch.uint8)))
     with pytest.raises(ValueError, match="8 bytes for F32"):
         store_in(tmp_path).save(Snapshot(Position(1), None, [wrong]))
+
+
+class Alternating:
+    """Pieces in two places of memory by turns, as from a card; each is gone when the one behind the next is asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.nbytes = data, len(data)
+
+    def pieces(self):
+        size = 64 * 1024
+        places = [memoryview(mmap.mmap(-1, size)) for _ in range(2)]
+        for number, begin in enumerate(range(0, self.nbytes, size)):
+            place = places[number % 2]
+            place[:] = b"!" * size
+            piece = self.data[begin : begin + size]
+            place[: len(piece)] = piece
+            yield place[: len(piece)]
+
+
+@pytest.mark.parametrize("stream_from", [1, 1 << 60])
+def test_a_piece_that_is_written_slowly_is_not_overtaken_by_the_next_ones(tmp_path, monkeypatch, stream_from):
+    write = writer._write_piece
+
+    def slowly(*args):
+        time.sleep(0.003)
+        return write(*args)
+
+    monkeypatch.setattr(writer, "_write_piece", slowly)
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 256 * 1024)
+    monkeypatch.setattr(writer, "DIRECT_FROM_BYTES", 1)
+    monkeypatch.setattr(pieces, "STRAIGHT_FROM_BYTES", 4096)
+    monkeypatch.setattr(store, "STREAM_FROM_BYTES", stream_from)
+    data = random.Random(1).randbytes(4_000_000)
+    buffer = Buffer("card", "tensor", "U8", (len(data),), Alternating(data))
+    saved = store_in(tmp_path / "job").save(Snapshot(Position(1), {}, [buffer]))
+    assert open_checkpoint(saved.folder).buffer("card") == data

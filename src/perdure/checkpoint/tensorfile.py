@@ -80,7 +80,7 @@ def content_of(data: memoryview | Streamed, name: str, digest: str) -> Iterator[
     state = xxhash.xxh3_128()
     for piece in data.pieces():
         state.update(piece)
-        yield piece
+        yield piece.toreadonly()  # is gathered then: by the time it is written there may be another in its place
     if state.hexdigest() != digest:
         raise OSError(errno.EIO, f"{name} was changed while it was saved")
 
