@@ -25,7 +25,7 @@ class Hand:
 
     def do(self, work: Callable[[], None]) -> None:
         """Have it done; it must not raise."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():  # a child made by fork has none of these threads
             self._thread = threading.Thread(target=self._run, args=(self._work,), name=self._name, daemon=True)
             self._thread.start()
         self._work.put(work)
@@ -44,6 +44,7 @@ class Hand:
 
 def _step_back(nice: int) -> None:
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+        me = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, max(nice, os.getpriority(os.PRIO_PROCESS, me)))
     except (OSError, AttributeError):  # a higher one than the process has, or not a thing here
         return
