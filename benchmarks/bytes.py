@@ -5,9 +5,9 @@
 The state of a transformer with AdamW, changed before each write, so that nothing can be shared with the one before.
 Nothing trains meanwhile. ``raw`` writes as many bytes from memory that lies as the disk wants it, past the page
 cache, in one file, with fsync. ``perdure, training waits`` is the road of a stop: digests, files, fsync, manifest,
-fsync, older checkpoints removed. ``perdure, beside the training`` is the road of an interval, from its beginning to
-the commit: the copy is in it too. All ways take turns, each round in another order; ratios are medians of those of
-the rounds.
+fsync. ``perdure, beside the training`` is the road of an interval, from its beginning to the commit: the copy is in
+it too. What was written before is removed outside the clock, for everybody. All ways take turns, each round in
+another order; ratios are medians of those of the rounds.
 """
 
 from __future__ import annotations
@@ -42,13 +42,23 @@ class Saves:
         self.run.track(model=work.model, optimizer=work.optimizer)
         self.stream = self.run.steps(10**9)
         next(self.stream)
+        store = self.run._engine._saver._store  # there is no public word for these: a user does not choose the road
+        self._what_follows, store._bring_home = store._bring_home, self._committed
+        self._committed_s = 0.0
+        self.removing_s: list[float] = []
+
+    def _committed(self) -> None:
+        """Called right behind the commit, before older checkpoints are removed."""
+        self._committed_s = time.perf_counter()
+        self._what_follows()
 
     def waiting(self) -> float:
         """As at a stop."""
-        engine = self.run._engine  # there is no public word for these: a user does not choose the road
+        engine = self.run._engine
         began = time.perf_counter()
         assert engine._saver.save(engine.position, engine._plan_values(), "asked")
-        return time.perf_counter() - began
+        self.removing_s.append(time.perf_counter() - self._committed_s)
+        return self._committed_s - began
 
     def beside(self) -> float:
         """As at an interval, and then nothing else is done."""
@@ -59,13 +69,13 @@ class Saves:
         began = time.perf_counter()
         next(self.stream)
         saver.settle()
-        took = time.perf_counter() - began
         assert saver.checkpoint != before
-        return took
+        return self._committed_s - began
 
 
 def torch_save(work: Work, path: Path) -> float:
     """With fsync."""
+    path.unlink(missing_ok=True)
     began = time.perf_counter()
     with open(path, "wb") as file:
         torch.save(work.state(), file)
@@ -81,6 +91,7 @@ def safetensors_save(work: Work, path: Path) -> float:
     tensors = {f"model.{k}": v for k, v in work.model.state_dict().items()}
     for number, state in work.optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{k}": v for k, v in state.items()}
+    path.unlink(missing_ok=True)
     began = time.perf_counter()
     save_file(tensors, path)
     fd = os.open(path, os.O_RDONLY)
@@ -126,6 +137,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "state_bytes": work.nbytes,
         "raw_is_direct": direct,
+        "removing_s": spread(saves.removing_s),
         "ways": {
             name: {
                 "seconds": spread(values),

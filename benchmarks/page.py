@@ -145,7 +145,8 @@ def throughput(found: Figures) -> str:
         for name, each in found["ways"].items()
     ]
     table = rows(["way", "a write", "bytes a second", "of raw"], lines)
-    return f"A state of {size(found['state_bytes'])}.\n\n{table}\n\n{where(found)}"
+    removing = f"Removing the checkpoint before, which follows: {spread(found['removing_s'])}."
+    return f"A state of {size(found['state_bytes'])}.\n\n{table}\n\n{removing}\n{where(found)}"
 
 
 def frozen(found: Figures) -> str:
