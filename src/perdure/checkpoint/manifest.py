@@ -21,6 +21,7 @@ MANIFEST = "manifest.json"
 
 _TENSOR_FILE = r"^tensors/[0-9a-f]{32}\.safetensors$"
 _DIGEST = r"^[0-9a-f]{32}$"
+_COMPACT = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 _TAIL = b',\n"digest": "%s"\n}\n'
 _TAIL_LENGTH = len(_TAIL % (b"0" * 32))
 
@@ -130,7 +131,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
     fields["position"] = dataclasses.asdict(manifest.position)
     fields["metrics"] = {name: encode(value, lambda *_: None) for name, value in manifest.metrics.items()}
     lines = [f"{json.dumps(name)}: {_json(value)}" for name, value in fields.items()]
-    entries = ",\n".join(_json(entry.model_dump()) for entry in manifest.entries)
+    entries = ",\n".join(_json(dict(entry)) for entry in manifest.entries)
     lines += [f'"entries": [\n{entries}\n]' if entries else '"entries": []', f'"values": {_json(manifest.values)}']
     body = ("{\n" + ",\n".join(lines)).encode()
     return body + _TAIL % digest_of(body).encode()
@@ -173,7 +174,7 @@ def load_manifest(data: bytes, path: Path) -> Manifest:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return _COMPACT.encode(value)
 
 
 def _no_leaf(data: dict[str, Any]) -> Any:
