@@ -32,6 +32,7 @@ _OPT_IN = (
     "will load, wrap it: perdure.Pickled(...)"
 )
 _PART = re.compile(r'\["(.*?)"\]|\[(.*?)\]|([^\[]+)')
+_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _COMPRESSED = {
     torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
     torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
@@ -40,7 +41,7 @@ _COMPRESSED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Leaf:
     """One named piece of memory of a tree, not yet copied.
 
@@ -87,7 +88,7 @@ def encode(tree: Any) -> Encoded:
         CannotCarryError: As for ``flatten``.
     """
     encoder = _Encoder()
-    document = values.encode(tree, encoder.leaf)
+    document = encoder.encode(tree, "")
     return Encoded(document, [Group(extents) for extents in overlapping(encoder.extents)])
 
 
@@ -99,6 +100,8 @@ class Group:
         place: The memory that they lie in; while it is the same, so are they.
         nbytes: Its size, gaps included.
     """
+
+    __slots__ = ("_block", "extents", "nbytes", "place")
 
     def __init__(self, extents: list[Extent]) -> None:
         self.extents = extents
@@ -117,6 +120,11 @@ class Group:
         block = block_of(self.extents)
         data = block.data.clone() if isinstance(block.data, torch.Tensor) else block.data.copy()
         self._block = replace(block, data=data)
+
+    @property
+    def version(self) -> int:
+        """Grows with each change that autograd sees; fused optimizers and writes through ``.data`` do not move it."""
+        return sum(e.value._version for e in self.extents if isinstance(e.value, torch.Tensor))
 
     @property
     def block(self) -> Block:
@@ -174,6 +182,23 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 class _Encoder:
     def __init__(self) -> None:
         self.extents: list[Extent] = []
+        self._kinds: values.EncodeKinds = {
+            torch.Tensor: self._tensor,
+            torch.nn.Parameter: self._tensor,
+            np.ndarray: self._array,
+            At: self._at,
+        }
+
+    def encode(self, value: Any, path: str) -> Any:
+        """The JSON form of any value.
+
+        Raises:
+            CannotCarryError: It has none.
+        """
+        return values.encode(value, self.leaf, path, self._kinds)
+
+    def _at(self, value: At, _: str) -> Any:
+        return self.encode(value.value, value.path)
 
     def leaf(self, value: Any, path: str) -> dict[str, Any]:
         """The JSON form of what plain values do not cover.
@@ -187,7 +212,7 @@ class _Encoder:
         elif isinstance(value, np.ndarray):
             form = self._array(value, path)
         elif isinstance(value, At):
-            form = values.encode(value.value, self.leaf, value.path)
+            form = self._at(value, path)
         elif isinstance(value, GENERATOR_TYPES):
             form = self._generator(state_of(value), path)
         elif isinstance(value, GeneratorState):
@@ -201,25 +226,27 @@ class _Encoder:
         return form
 
     def _generator(self, state: dict[str, Any], path: str) -> dict[str, Any]:
-        return {"$": "generator", "v": values.encode(state, self.leaf, path)}
+        return {"$": "generator", "v": self.encode(state, path)}
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
         _check_tensor(tensor, path)
         form: dict[str, Any] = {"$": "tensor", "dtype": dtypes.name_of(tensor.dtype), "shape": list(tensor.shape)}
-        if tensor.device.type != "cpu":
+        if not tensor.is_cpu:
             form["device"] = str(tensor.device)
-        if isinstance(tensor, torch.nn.Parameter):
+        if type(tensor) is not torch.Tensor:
             form["parameter"] = True
         if tensor.requires_grad and tensor.is_leaf:
             form["requires_grad"] = True
         data = tensor.detach()
         if tensor.layout is not torch.strided:
             return self._sparse(data, path, form)
-        if tensor.numel():
-            data = data.resolve_conj().resolve_neg()
-            if data.data_ptr() % data.element_size():
-                data = data.clone()  # foreign memory, not aligned to its type: torch could not view it so again
-            self.extents.append(extent_of(data, path, form))
+        if tensor.nbytes:
+            if data.is_neg() or data.is_conj():
+                data = data.resolve_conj().resolve_neg()
+            extent = extent_of(data, path, form)
+            if extent.low % extent.itemsize:  # foreign memory, not aligned to its type: torch could not view it so again
+                extent = extent_of(data.clone(), path, form)
+            self.extents.append(extent)
         return form
 
     def _sparse(self, tensor: torch.Tensor, path: str, form: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +263,7 @@ class _Encoder:
         _check_array(array, path)
         form = {"$": "array", "dtype": _descr(array.dtype), "shape": list(array.shape)}
         if array.nbytes:
-            self.extents.append(extent_of(array, path, form))
+            self.extents.append(extent_of(array.view(), path, form))
         return form
 
 
@@ -250,13 +277,25 @@ def _named(block: Block, taken: dict[str, int]) -> Leaf:
 
 
 def _name_of(path: str) -> str:
+    head, begin, rest = path.partition('["')
+    keys = rest[:-2].split('"]["')
+    if head and begin and rest[-2:] == '"]' and "[" not in head and "\n" not in path and '"]' not in keys[-1]:
+        if len(keys) == 1 or not any('"]' in key for key in keys):  # nearly all of a state
+            return "/".join([head.strip("'").replace(".", "/"), *[key.strip("'") for key in keys]])
     parts = ["".join(match).strip("'") for match in _PART.findall(path)] or ["value"]
     return "/".join([parts[0].replace(".", "/"), *parts[1:]])
 
 
 def _check_tensor(tensor: torch.Tensor, path: str) -> None:
+    if (
+        type(tensor) in _TYPES
+        and tensor.layout is torch.strided
+        and dtypes.can_carry(tensor.dtype)
+        and not (tensor.is_meta or tensor.is_nested)
+    ):
+        return
     why = hint = ""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) not in _TYPES:
         why, hint = (
             "is a subclass of Tensor",
             "keep tensor.as_subclass(torch.Tensor), if that is all there is to it",
