@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -124,7 +125,8 @@ class Group:
     @property
     def version(self) -> int:
         """Grows with each change that autograd sees; fused optimizers and writes through ``.data`` do not move it."""
-        return sum(e.value._version for e in self.extents if isinstance(e.value, torch.Tensor))
+        versions = [e.value._version for e in self.extents if isinstance(e.value, torch.Tensor)]
+        return versions[0] if len(versions) == 1 else sum(versions)
 
     @property
     def block(self) -> Block:
@@ -182,6 +184,7 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 class _Encoder:
     def __init__(self) -> None:
         self.extents: list[Extent] = []
+        self._looks: dict[Any, _Look] = {}
         self._kinds: values.EncodeKinds = {
             torch.Tensor: self._tensor,
             torch.nn.Parameter: self._tensor,
@@ -229,25 +232,34 @@ class _Encoder:
         return {"$": "generator", "v": self.encode(state, path)}
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
-        _check_tensor(tensor, path)
-        form: dict[str, Any] = {"$": "tensor", "dtype": dtypes.name_of(tensor.dtype), "shape": list(tensor.shape)}
-        if not tensor.is_cpu:
-            form["device"] = str(tensor.device)
-        if type(tensor) is not torch.Tensor:
-            form["parameter"] = True
-        if tensor.requires_grad and tensor.is_leaf:
-            form["requires_grad"] = True
+        look = self._look(tensor, path)
+        form = look.form.copy()
         data = tensor.detach()
-        if tensor.layout is not torch.strided:
+        if look.is_sparse:
             return self._sparse(data, path, form)
-        if tensor.nbytes:
-            if data.is_neg() or data.is_conj():
+        if look.nbytes:
+            if data.is_neg() or (look.is_complex and data.is_conj()):
                 data = data.resolve_conj().resolve_neg()
-            extent = extent_of(data, path, form)
-            if extent.low % extent.itemsize:  # foreign memory, not aligned to its type: torch could not view it so again
-                extent = extent_of(data.clone(), path, form)
+            low = data.data_ptr()
+            if low % look.itemsize:  # foreign memory, not aligned to its type: torch could not view it so again
+                data = data.clone()
+                low = data.data_ptr()
+            extent = (
+                Extent(data, path, form, look.device, low, low + look.nbytes, look.itemsize, True)
+                if data.is_contiguous()
+                else extent_of(data, path, form)
+            )
             self.extents.append(extent)
         return form
+
+    def _look(self, tensor: torch.Tensor, path: str) -> _Look:
+        """What is the same for all tensors of one kind; most states have few."""
+        key = _LOOK(tensor) if type(tensor) in _TYPES and not tensor.is_nested else None
+        look = self._looks.get(key)
+        if look is None:
+            _check_tensor(tensor, path)
+            look = self._looks[key] = _Look(tensor)
+        return look
 
     def _sparse(self, tensor: torch.Tensor, path: str, form: dict[str, Any]) -> dict[str, Any]:
         form |= {"$": "sparse", "layout": str(tensor.layout).removeprefix("torch.")}
@@ -265,6 +277,39 @@ class _Encoder:
         if array.nbytes:
             self.extents.append(extent_of(array.view(), path, form))
         return form
+
+
+class _Look:
+    """What follows from the class, type, layout, device, flags and sizes of a tensor, and from nothing else.
+
+    Attributes:
+        form: Its reference in the JSON document, to be copied.
+        is_sparse: It is made of other tensors.
+        is_complex: It may be a conjugate.
+        device: Its name.
+        itemsize: Bytes an element.
+        nbytes: Bytes of all elements.
+    """
+
+    __slots__ = ("device", "form", "is_complex", "is_sparse", "itemsize", "nbytes")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.device = "cpu" if tensor.is_cpu else str(tensor.device)
+        self.itemsize = tensor.itemsize
+        self.is_complex = tensor.is_complex()
+        self.is_sparse = tensor.layout is not torch.strided
+        self.nbytes = 0 if self.is_sparse else tensor.nbytes
+        shape = list(tensor.shape)
+        self.form: dict[str, Any] = {"$": "tensor", "dtype": dtypes.name_of(tensor.dtype), "shape": shape}
+        if not tensor.is_cpu:
+            self.form["device"] = self.device
+        if type(tensor) is not torch.Tensor:
+            self.form["parameter"] = True
+        if tensor.requires_grad and tensor.is_leaf:
+            self.form["requires_grad"] = True
+
+
+_LOOK = attrgetter("__class__", "dtype", "layout", "device", "requires_grad", "is_leaf", "shape")
 
 
 def _named(block: Block, taken: dict[str, int]) -> Leaf:
@@ -287,13 +332,6 @@ def _name_of(path: str) -> str:
 
 
 def _check_tensor(tensor: torch.Tensor, path: str) -> None:
-    if (
-        type(tensor) in _TYPES
-        and tensor.layout is torch.strided
-        and dtypes.can_carry(tensor.dtype)
-        and not (tensor.is_meta or tensor.is_nested)
-    ):
-        return
     why = hint = ""
     if type(tensor) not in _TYPES:
         why, hint = (

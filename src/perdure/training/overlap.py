@@ -151,28 +151,27 @@ class Overlap:
         known: dict[Place, str] = {}
         self._count += 1
         proved = not self._count & (self._count - 1)  # the first save, the second, the fourth, the eighth ...
+        versions: dict[Place, int] = {}
         for group in encoded.groups:
             place = group.place
-            late = place not in self._distrusted and group.extents[0].low in protected and _plain(group)
-            if (
-                not late
-                and place in self._settled
-                and group.nbytes >= SMALL_BYTES
-                and place not in self._distrusted
-            ):
+            trusted = place not in self._distrusted
+            late = trusted and group.extents[0].low in protected and _plain(group)
+            if not late and trusted and place in self._settled and group.nbytes >= SMALL_BYTES:
                 late, known[place] = True, self._settled[place]
-            if not late:
+            if late:
+                versions[place] = group.version
+                if proved and place not in known:
+                    known[place] = digest_of_live(group.block.data)
+            else:
                 group.copy_now()
                 parked.add(place)
-            elif proved and place not in known:
-                known[place] = digest_of_live(group.block.data)
         return Cargo(
             encoded,
             frozenset(parked),
             known,
             frozenset(self._settled),
             _places(names),
-            {group.place: group.version for group in encoded.groups if group.place not in parked},
+            versions,
         )
 
     def _fits(self, encoded: Encoded) -> bool:
