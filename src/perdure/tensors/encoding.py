@@ -124,7 +124,7 @@ class Group:
 
     @property
     def version(self) -> int:
-        """Grows with each change that autograd sees; fused optimizers and writes through ``.data`` do not move it."""
+        """Grows with each change that autograd sees: not with those of fused optimizers and through ``.data``."""
         versions = [e.value._version for e in self.extents if isinstance(e.value, torch.Tensor)]
         return versions[0] if len(versions) == 1 else sum(versions)
 
@@ -185,12 +185,6 @@ class _Encoder:
     def __init__(self) -> None:
         self.extents: list[Extent] = []
         self._looks: dict[Any, _Look] = {}
-        self._kinds: values.EncodeKinds = {
-            torch.Tensor: self._tensor,
-            torch.nn.Parameter: self._tensor,
-            np.ndarray: self._array,
-            At: self._at,
-        }
 
     def encode(self, value: Any, path: str) -> Any:
         """The JSON form of any value.
@@ -198,7 +192,13 @@ class _Encoder:
         Raises:
             CannotCarryError: It has none.
         """
-        return values.encode(value, self.leaf, path, self._kinds)
+        kinds: values.EncodeKinds = {  # no attribute: a cycle would keep the tensors alive
+            torch.Tensor: self._tensor,
+            torch.nn.Parameter: self._tensor,
+            np.ndarray: self._array,
+            At: self._at,
+        }
+        return values.encode(value, self.leaf, path, kinds)
 
     def _at(self, value: At, _: str) -> Any:
         return self.encode(value.value, value.path)
@@ -322,10 +322,10 @@ def _named(block: Block, taken: dict[str, int]) -> Leaf:
 
 
 def _name_of(path: str) -> str:
-    head, begin, rest = path.partition('["')
-    keys = rest[:-2].split('"]["')
-    if head and begin and rest[-2:] == '"]' and "[" not in head and "\n" not in path and '"]' not in keys[-1]:
-        if len(keys) == 1 or not any('"]' in key for key in keys):  # nearly all of a state
+    head, _, rest = path.partition('["')
+    if head and rest[-2:] == '"]' and "[" not in head and "\n" not in path:  # nearly all of a state
+        keys = rest[:-2].split('"]["')
+        if not any('"]' in key for key in keys):
             return "/".join([head.strip("'").replace(".", "/"), *[key.strip("'") for key in keys]])
     parts = ["".join(match).strip("'") for match in _PART.findall(path)] or ["value"]
     return "/".join([parts[0].replace(".", "/"), *parts[1:]])

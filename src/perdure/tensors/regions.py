@@ -109,7 +109,8 @@ def overlapping(extents: Sequence[Extent]) -> list[list[Extent]]:
     by_device: dict[str, list[int]] = {}
     for i, extent in enumerate(extents):
         by_device.setdefault(extent.device, []).append(i)
-    groups = [group for indexes in by_device.values() for group in _joined(extents, indexes)]
+    lows = [extent.low for extent in extents]
+    groups = [group for indexes in by_device.values() for group in _joined(extents, lows, indexes)]
     rest = {i for group in groups for i in group}
     starts = {group[0]: group for group in groups}
     return [
@@ -119,9 +120,8 @@ def overlapping(extents: Sequence[Extent]) -> list[list[Extent]]:
     ]
 
 
-def _joined(extents: Sequence[Extent], indexes: list[int]) -> list[list[int]]:
+def _joined(extents: Sequence[Extent], lows: Sequence[int], indexes: Sequence[int]) -> list[list[int]]:
     """Those of one device that overlap with others, in the order of the state; nearly all overlap with none."""
-    lows = [extent.low for extent in extents]
     groups: list[list[int]] = []
     first, end, open_ = -1, -1, False
     for i in sorted(indexes, key=lows.__getitem__):

@@ -75,15 +75,15 @@ class GradientWatch:
         self._judge(None)
         self._left_out, self.stepped = False, False
         self._lessons += 1
-        count = 0
-        for count, parameter in enumerate(parameters, 1):
+        parameters = list(parameters)
+        for parameter in parameters:
             known = self._known.get(id(parameter))
             if known is None or known.of() is not parameter:
                 known = self._known[id(parameter)] = _Known(parameter)
             gradient = parameter.grad if known.proofs >= 0 else None
             if gradient is not None:
                 self._waiting.append((parameter, weakref.ref(gradient), known))
-        if len(self._known) > 2 * count:  # most of them are gone
+        if len(self._known) > 2 * len(parameters):  # most of them are gone
             self._known = {key: known for key, known in self._known.items() if known.of() is not None}
         return True
 

@@ -15,7 +15,6 @@ from perdure.training.world.names import ModuleNames, ParameterNames, Slot, join
 from perdure.training.world.part import Saved
 from perdure.training.world.refill import Refill, copied, size_of
 
-
 _READY = frozenset({nn.Parameter, torch.Tensor, type(None)})
 
 
