@@ -8,7 +8,9 @@ taken at the boundary, version counters are looked at in all, and what fails onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,6 +39,18 @@ _NO_MEMORY = "there is no memory for a copy of the state: training waits while a
 
 Commit = Callable[[Any, list[Buffer], Sequence[str]], Saved]
 """Values, buffers and names of unhealthy parameters to a checkpoint."""
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: what a save makes stays until its end, and to look for garbage would walk the heap."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Overlap:
@@ -74,6 +88,7 @@ class Overlap:
         if self._watch.look(self._guard.parameters()) and self.flight is not None:
             self.flight.judge(not self._watch.violated)
 
+    @_no_collection()
     def begin(self, plan: Any, commit: Commit) -> bool:
         """Begin a save of this boundary.
 
