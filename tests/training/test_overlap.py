@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
@@ -293,6 +294,25 @@ def test_metrics_of_steps_that_come_again_are_superseded_though_the_save_ended_a
     assert [line["values"]["at"] for line in lines if line["kind"] == "metrics"] == [
         float(step) for step in range(9)
     ]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_save_is_begun_without_a_collection_and_leaves_the_collector_as_it_was(wanted, tmp_path, monkeypatch):
+    real, during, after = overlap.encode, [], []
+    monkeypatch.setattr(overlap, "encode", lambda tree: (during.append(gc.isenabled()), real(tree))[1])
+    job = Job()
+    (gc.enable if wanted else gc.disable)()
+    try:
+        with perdure.Run("job", root=tmp_path, save_every="2 steps") as run:
+            run.track(**job.tracked())
+            for _ in run.steps(5):
+                job.step()
+                after.append(gc.isenabled())
+    finally:
+        gc.enable()
+    assert during
+    assert not any(during)
+    assert set(after) == {wanted}
 
 
 def test_the_hooks_are_gone_when_the_loop_is(tmp_path):

@@ -10,7 +10,8 @@ import base64
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType
 from typing import Any
 
 from perdure.core.errors import CannotCarryError, CorruptError
@@ -24,6 +25,9 @@ MAX_DEPTH = 100
 EncodeLeaf = Callable[[Any, str], dict[str, Any] | None]
 """Gives the JSON object of a value that this module does not know, or None for "not mine either"."""
 
+EncodeKinds = Mapping[type, Callable[[Any, str], Any]]
+"""Gives the form of a value of exactly one of these types, without asking a leaf: for what is frequent."""
+
 DecodeLeaf = Callable[[dict[str, Any]], Any]
 """Gives the value of a JSON object whose tag this module does not know."""
 
@@ -35,10 +39,11 @@ _PAIRS: dict[type, str] = {
     defaultdict: "defaultdict",
     Counter: "Counter",
 }
+_AS_THEY_ARE = frozenset({NoneType, bool})
 _ITEMS: dict[type, str] = {tuple: "tuple", deque: "deque", set: "set", frozenset: "frozenset"}
 
 
-def encode(value: Any, leaf: EncodeLeaf, path: str = "") -> Any:
+def encode(value: Any, leaf: EncodeLeaf, path: str = "", kinds: EncodeKinds | None = None) -> Any:
     """The JSON form of a value.
 
     Args:
@@ -46,12 +51,13 @@ def encode(value: Any, leaf: EncodeLeaf, path: str = "") -> Any:
             (without its factory), Counter, deque, set, frozenset of such; the exact types.
         leaf: Asked for everything else, with the place in words.
         path: Where ``value`` is, for messages; places below it are written as a user would index them.
+        kinds: Asked before ``leaf``, by exact type.
 
     Raises:
         CannotCarryError: Something in it has no data-only form, contains itself, or is nested too deeply.
     """
     try:
-        return _Encoder(leaf).encode(value, path)
+        return _Encoder(leaf, kinds or {}).encode(value, path)
     except RecursionError:
         raise _refusal(value, path, "is nested too deeply") from None
 
@@ -74,13 +80,16 @@ def decode(data: Any, leaf: DecodeLeaf) -> Any:
 
 
 class _Encoder:
-    def __init__(self, leaf: EncodeLeaf) -> None:
+    def __init__(self, leaf: EncodeLeaf, kinds: EncodeKinds) -> None:
         self._leaf = leaf
+        self._kinds = kinds
         self._open: set[int] = set()  # the containers that we are inside of, outermost to innermost
 
     def encode(self, value: Any, path: str) -> Any:
         kind = type(value)
-        if value is None or kind is bool:
+        if kind in self._kinds:
+            return self._kinds[kind](value, path)
+        if kind in _AS_THEY_ARE:
             return value
         if kind in _SCALARS:
             return _SCALARS[kind](value)
@@ -111,13 +120,26 @@ class _Encoder:
         return {**tagged, "maxlen": value.maxlen} if kind is deque else tagged
 
     def _pairs(self, value: dict[Any, Any], path: str) -> Any:
-        if type(value) is dict and TAG not in value and all(type(k) is str and _is_text(k) for k in value):
-            return {key: self.encode(item, _at(path, key)) for key, item in value.items()}
+        if type(value) is dict and TAG not in value and _are_texts(value):
+            return self._plain_pairs(value, path)
         pairs = [
             [self.encode(key, f"a key of {path or 'the dict'}"), self.encode(item, _at(path, key))]
             for key, item in value.items()
         ]
         return {TAG: _PAIRS[type(value)], "v": pairs}
+
+    def _plain_pairs(self, value: dict[str, Any], path: str) -> dict[str, Any]:
+        form = {}
+        begin, end = (f'{path}["', '"]') if path else ("", "")
+        for key, item in value.items():
+            kind = type(item)
+            if kind in self._kinds:  # nearly all of a model
+                form[key] = self._kinds[kind](item, begin + key + end)
+            elif kind in _SCALARS:
+                form[key] = _SCALARS[kind](item)
+            else:
+                form[key] = item if kind in _AS_THEY_ARE else self.encode(item, begin + key + end)
+        return form
 
     def _foreign(self, value: Any, path: str) -> Any:
         form = self._leaf(value, path)
@@ -142,6 +164,13 @@ def _at(path: str, key: Any) -> str:
     if type(key) is not str:
         return f"{path}[{key!r}]"
     return f'{path}["{key}"]' if path else key
+
+
+def _are_texts(keys: Iterable[Any]) -> bool:
+    for key in keys:  # noqa: SIM110  a generator takes twice as long, and this is asked for every dict of a state
+        if type(key) is not str or not (key.isascii() or _is_text(key)):
+            return False
+    return True
 
 
 def _is_text(value: str) -> bool:

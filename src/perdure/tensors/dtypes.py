@@ -35,6 +35,8 @@ _BYTES = {
 }
 """One byte each, without a name that every safetensors version knows."""
 
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in (*_NATURAL, *_PAIRS, *_BYTES)}
+
 _NUMPY = {"b1": "BOOL", "c8": "C64"} | {
     f"{kind}{size}": f"{kind.upper()}{size * 8}"
     for kind in "iuf"
@@ -45,7 +47,7 @@ _NUMPY = {"b1": "BOOL", "c8": "C64"} | {
 
 def can_carry(dtype: torch.dtype) -> bool:
     """Whether a tensor's bytes are its value: not so for quantised types, whose scale lies elsewhere."""
-    return dtype in _NATURAL or dtype in _PAIRS or dtype in _BYTES
+    return dtype in _NAMES
 
 
 def stored_as(dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -63,7 +65,7 @@ def array_stored_as(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, 
 
 def name_of(dtype: torch.dtype) -> str:
     """``"float32"`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def named(name: str) -> torch.dtype:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _OPT_IN = (
     "will load, wrap it: perdure.Pickled(...)"
 )
 _PART = re.compile(r'\["(.*?)"\]|\[(.*?)\]|([^\[]+)')
+_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 _COMPRESSED = {
     torch.sparse_csr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
     torch.sparse_bsr: (torch.Tensor.crow_indices, torch.Tensor.col_indices),
@@ -40,7 +42,7 @@ _COMPRESSED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Leaf:
     """One named piece of memory of a tree, not yet copied.
 
@@ -87,7 +89,7 @@ def encode(tree: Any) -> Encoded:
         CannotCarryError: As for ``flatten``.
     """
     encoder = _Encoder()
-    document = values.encode(tree, encoder.leaf)
+    document = encoder.encode(tree, "")
     return Encoded(document, [Group(extents) for extents in overlapping(encoder.extents)])
 
 
@@ -99,6 +101,8 @@ class Group:
         place: The memory that they lie in; while it is the same, so are they.
         nbytes: Its size, gaps included.
     """
+
+    __slots__ = ("_block", "extents", "nbytes", "place")
 
     def __init__(self, extents: list[Extent]) -> None:
         self.extents = extents
@@ -117,6 +121,12 @@ class Group:
         block = block_of(self.extents)
         data = block.data.clone() if isinstance(block.data, torch.Tensor) else block.data.copy()
         self._block = replace(block, data=data)
+
+    @property
+    def version(self) -> int:
+        """Grows with each change that autograd sees: not with those of fused optimizers and through ``.data``."""
+        versions = [e.value._version for e in self.extents if isinstance(e.value, torch.Tensor)]
+        return versions[0] if len(versions) == 1 else sum(versions)
 
     @property
     def block(self) -> Block:
@@ -174,6 +184,24 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 class _Encoder:
     def __init__(self) -> None:
         self.extents: list[Extent] = []
+        self._looks: dict[Any, _Look] = {}
+
+    def encode(self, value: Any, path: str) -> Any:
+        """The JSON form of any value.
+
+        Raises:
+            CannotCarryError: It has none.
+        """
+        kinds: values.EncodeKinds = {  # no attribute: a cycle would keep the tensors alive
+            torch.Tensor: self._tensor,
+            torch.nn.Parameter: self._tensor,
+            np.ndarray: self._array,
+            At: self._at,
+        }
+        return values.encode(value, self.leaf, path, kinds)
+
+    def _at(self, value: At, _: str) -> Any:
+        return self.encode(value.value, value.path)
 
     def leaf(self, value: Any, path: str) -> dict[str, Any]:
         """The JSON form of what plain values do not cover.
@@ -187,7 +215,7 @@ class _Encoder:
         elif isinstance(value, np.ndarray):
             form = self._array(value, path)
         elif isinstance(value, At):
-            form = values.encode(value.value, self.leaf, value.path)
+            form = self._at(value, path)
         elif isinstance(value, GENERATOR_TYPES):
             form = self._generator(state_of(value), path)
         elif isinstance(value, GeneratorState):
@@ -201,26 +229,37 @@ class _Encoder:
         return form
 
     def _generator(self, state: dict[str, Any], path: str) -> dict[str, Any]:
-        return {"$": "generator", "v": values.encode(state, self.leaf, path)}
+        return {"$": "generator", "v": self.encode(state, path)}
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> dict[str, Any]:
-        _check_tensor(tensor, path)
-        form: dict[str, Any] = {"$": "tensor", "dtype": dtypes.name_of(tensor.dtype), "shape": list(tensor.shape)}
-        if tensor.device.type != "cpu":
-            form["device"] = str(tensor.device)
-        if isinstance(tensor, torch.nn.Parameter):
-            form["parameter"] = True
-        if tensor.requires_grad and tensor.is_leaf:
-            form["requires_grad"] = True
+        look = self._look(tensor, path)
+        form = look.form.copy()
         data = tensor.detach()
-        if tensor.layout is not torch.strided:
+        if look.is_sparse:
             return self._sparse(data, path, form)
-        if tensor.numel():
-            data = data.resolve_conj().resolve_neg()
-            if data.data_ptr() % data.element_size():
-                data = data.clone()  # foreign memory, not aligned to its type: torch could not view it so again
-            self.extents.append(extent_of(data, path, form))
+        if look.nbytes:
+            if data.is_neg() or (look.is_complex and data.is_conj()):
+                data = data.resolve_conj().resolve_neg()
+            low = data.data_ptr()
+            if low % look.itemsize:  # foreign memory, not aligned to its type: torch could not view it so again
+                data = data.clone()
+                low = data.data_ptr()
+            extent = (
+                Extent(data, path, form, look.device, low, low + look.nbytes, look.itemsize, True)
+                if data.is_contiguous()
+                else extent_of(data, path, form)
+            )
+            self.extents.append(extent)
         return form
+
+    def _look(self, tensor: torch.Tensor, path: str) -> _Look:
+        """What is the same for all tensors of one kind; most states have few."""
+        key = _LOOK(tensor) if type(tensor) in _TYPES and not tensor.is_nested else None
+        look = self._looks.get(key)
+        if look is None:
+            _check_tensor(tensor, path)
+            look = self._looks[key] = _Look(tensor)
+        return look
 
     def _sparse(self, tensor: torch.Tensor, path: str, form: dict[str, Any]) -> dict[str, Any]:
         form |= {"$": "sparse", "layout": str(tensor.layout).removeprefix("torch.")}
@@ -236,8 +275,41 @@ class _Encoder:
         _check_array(array, path)
         form = {"$": "array", "dtype": _descr(array.dtype), "shape": list(array.shape)}
         if array.nbytes:
-            self.extents.append(extent_of(array, path, form))
+            self.extents.append(extent_of(array.view(), path, form))
         return form
+
+
+class _Look:
+    """What follows from the class, type, layout, device, flags and sizes of a tensor, and from nothing else.
+
+    Attributes:
+        form: Its reference in the JSON document, to be copied.
+        is_sparse: It is made of other tensors.
+        is_complex: It may be a conjugate.
+        device: Its name.
+        itemsize: Bytes an element.
+        nbytes: Bytes of all elements.
+    """
+
+    __slots__ = ("device", "form", "is_complex", "is_sparse", "itemsize", "nbytes")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.device = "cpu" if tensor.is_cpu else str(tensor.device)
+        self.itemsize = tensor.itemsize
+        self.is_complex = tensor.is_complex()
+        self.is_sparse = tensor.layout is not torch.strided
+        self.nbytes = 0 if self.is_sparse else tensor.nbytes
+        shape = list(tensor.shape)
+        self.form: dict[str, Any] = {"$": "tensor", "dtype": dtypes.name_of(tensor.dtype), "shape": shape}
+        if not tensor.is_cpu:
+            self.form["device"] = self.device
+        if type(tensor) is not torch.Tensor:
+            self.form["parameter"] = True
+        if tensor.requires_grad and tensor.is_leaf:
+            self.form["requires_grad"] = True
+
+
+_LOOK = attrgetter("__class__", "dtype", "layout", "device", "requires_grad", "is_leaf", "shape")
 
 
 def _named(block: Block, taken: dict[str, int]) -> Leaf:
@@ -250,13 +322,18 @@ def _named(block: Block, taken: dict[str, int]) -> Leaf:
 
 
 def _name_of(path: str) -> str:
+    head, _, rest = path.partition('["')
+    if head and rest[-2:] == '"]' and "[" not in head and "\n" not in path:  # nearly all of a state
+        keys = rest[:-2].split('"]["')
+        if not any('"]' in key for key in keys):
+            return "/".join([head.strip("'").replace(".", "/"), *[key.strip("'") for key in keys]])
     parts = ["".join(match).strip("'") for match in _PART.findall(path)] or ["value"]
     return "/".join([parts[0].replace(".", "/"), *parts[1:]])
 
 
 def _check_tensor(tensor: torch.Tensor, path: str) -> None:
     why = hint = ""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if type(tensor) not in _TYPES:
         why, hint = (
             "is a subclass of Tensor",
             "keep tensor.as_subclass(torch.Tensor), if that is all there is to it",

@@ -18,15 +18,14 @@ class Extent:
     """A tensor or array with elements, and the memory it lies in.
 
     Attributes:
-        value: It; held, so that its address stays its own.
+        value: A view of its own, so that its address stays its own and nobody else changes its shape.
         path: Where it is in the state.
         place: Its reference in the JSON document, completed by ``store``.
         device: Addresses are compared within a device only.
         low: Address of its first byte in memory.
         high: Address after its last one.
         itemsize: Bytes an element.
-        shape: Its sizes.
-        strides: Bytes from one element to the next, an axis each.
+        dense: Its elements lie in their own order without a gap: nearly all of a model.
     """
 
     value: Any
@@ -36,8 +35,17 @@ class Extent:
     low: int
     high: int
     itemsize: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    dense: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        return tuple(self.value.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, an axis each."""
+        return _strides(self.value)
 
     @property
     def spot(self) -> tuple[Any, ...]:
@@ -45,7 +53,7 @@ class Extent:
         return (self.low, self.high, self.shape, self.strides, str(self.value.dtype))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Block:
     """Bytes to be stored under one name.
 
@@ -69,20 +77,24 @@ class Block:
 def extent_of(value: torch.Tensor | np.ndarray[Any, Any], path: str, place: dict[str, Any]) -> Extent:
     """Where a tensor or array with at least one element lies."""
     if isinstance(value, torch.Tensor):
-        itemsize = value.element_size()
-        strides = tuple(step * itemsize for step in value.stride())
-        device, start = "cpu" if value.is_cpu else str(value.device), value.data_ptr()
-        if value.is_contiguous():  # nearly all of a model: one look is enough
-            end = start + value.numel() * itemsize
-            return Extent(value, path, place, device, start, end, itemsize, tuple(value.shape), strides)
+        start, dense, device = value.data_ptr(), value.is_contiguous(), "cpu" if value.is_cpu else str(value.device)
     else:
-        itemsize, strides = value.itemsize, value.strides
-        device, start = "cpu", value.__array_interface__["data"][0]
-    shape = tuple(value.shape)
-    reach = [(size - 1) * step for size, step in zip(shape, strides, strict=True)]
+        start, dense, device = value.__array_interface__["data"][0], value.flags.c_contiguous, "cpu"
+    itemsize = value.itemsize
+    if dense:
+        return Extent(value, path, place, device, start, start + value.nbytes, itemsize, True)
+    reach = [(size - 1) * step for size, step in zip(value.shape, _strides(value), strict=True)]
     low = start + sum(r for r in reach if r < 0)
     high = start + sum(r for r in reach if r > 0) + itemsize
-    return Extent(value, path, place, device, low, high, itemsize, shape, strides)
+    return Extent(value, path, place, device, low, high, itemsize, False)
+
+
+def _strides(value: Any) -> tuple[int, ...]:
+    if isinstance(value, torch.Tensor):
+        itemsize = value.itemsize
+        return tuple(step * itemsize for step in value.stride())
+    strides: tuple[int, ...] = value.strides
+    return strides
 
 
 def block_of(group: Sequence[Extent]) -> Block:
@@ -94,30 +106,43 @@ def block_of(group: Sequence[Extent]) -> Block:
 
 def overlapping(extents: Sequence[Extent]) -> list[list[Extent]]:
     """Those that overlap in memory together; in the order of the state, not of addresses."""
-    order = sorted(range(len(extents)), key=lambda i: (extents[i].device, extents[i].low, i))
-    group: list[int] = []
-    end = 0
+    by_device: dict[str, list[int]] = {}
+    for i, extent in enumerate(extents):
+        by_device.setdefault(extent.device, []).append(i)
+    lows = [extent.low for extent in extents]
+    groups = [group for indexes in by_device.values() for group in _joined(extents, lows, indexes)]
+    rest = {i for group in groups for i in group}
+    starts = {group[0]: group for group in groups}
+    return [
+        [extents[k] for k in starts[i]] if i in starts else [extent]
+        for i, extent in enumerate(extents)
+        if i in starts or i not in rest
+    ]
+
+
+def _joined(extents: Sequence[Extent], lows: Sequence[int], indexes: Sequence[int]) -> list[list[int]]:
+    """Those of one device that overlap with others, in the order of the state; nearly all overlap with none."""
     groups: list[list[int]] = []
-    for i in order:
-        here = extents[i]
-        if group and extents[group[0]].device == here.device and here.low < end:
-            group.append(i)
-            end = max(end, here.high)
-        else:
-            group = [i]
-            groups.append(group)
-            end = here.high
-    for group in groups:
-        group.sort()
-    groups.sort()
-    return [[extents[i] for i in group] for group in groups]
+    first, end, open_ = -1, -1, False
+    for i in sorted(indexes, key=lows.__getitem__):
+        high = extents[i].high
+        if lows[i] >= end:
+            first, end, open_ = i, high, False
+            continue
+        if not open_:
+            groups.append([first])
+        groups[-1].append(i)
+        end, open_ = max(end, high), True
+    return [sorted(group) for group in groups]
 
 
 def _alone(group: Sequence[Extent]) -> Block:
     """One tensor, perhaps under several names: its own dtype; axes in the order in which they lie in memory."""
     first = group[0]
-    value, axes = first.value, _memory_order(first)
-    if axes is not None and axes != tuple(range(len(axes))):
+    value, axes = first.value, None if first.dense else _memory_order(first)
+    if first.dense:
+        data = value
+    elif axes is not None and axes != tuple(range(len(axes))):
         data = value.permute(axes) if isinstance(value, torch.Tensor) else value.transpose(axes)
         for extent in group:
             extent.place["strides"] = list(first.strides)
@@ -131,16 +156,17 @@ def _alone(group: Sequence[Extent]) -> Block:
 
 def _memory_order(extent: Extent) -> tuple[int, ...] | None:
     """Axes from the slowest to the fastest if the elements fill the memory without a gap, else None."""
-    axes = [axis for axis, size in enumerate(extent.shape) if size != 1]
-    axes.sort(key=lambda axis: (-extent.strides[axis], axis))
+    shape, strides = extent.shape, extent.strides
+    axes = [axis for axis, size in enumerate(shape) if size != 1]
+    axes.sort(key=lambda axis: (-strides[axis], axis))
     step = extent.itemsize
     for axis in reversed(axes):
-        if extent.strides[axis] != step:
+        if strides[axis] != step:
             return None
-        step *= extent.shape[axis]
+        step *= shape[axis]
     if axes == sorted(axes):
-        return tuple(range(len(extent.shape)))
-    return (*(axis for axis, size in enumerate(extent.shape) if size == 1), *axes)
+        return tuple(range(len(shape)))
+    return (*(axis for axis, size in enumerate(shape) if size == 1), *axes)
 
 
 def _region(group: Sequence[Extent]) -> Block:

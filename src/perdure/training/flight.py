@@ -163,7 +163,7 @@ class Flight:
     def _changed(self) -> set[Place]:
         """What autograd has seen changing since the boundary; asked before the optimizer may step."""
         versions = self._cargo.versions
-        return {g.place for g in self._groups if g.place in versions and version_of(g) != versions[g.place]}
+        return {g.place for g in self._groups if g.place in versions and g.version != versions[g.place]}
 
     # ---------------------------------------------------------------- in the thread that saves
 
@@ -230,8 +230,3 @@ class Flight:
             and holds_nan_or_inf(buffer.data, buffer.dtype)
         }
         return [name for place, name in names.items() if place in bad]
-
-
-def version_of(group: Group) -> int:
-    """Grows with each change that autograd sees; fused optimizers and writes through ``.data`` do not move it."""
-    return sum(e.value._version for e in group.extents if isinstance(e.value, torch.Tensor))

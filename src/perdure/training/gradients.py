@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Iterable
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 PROOFS = 3
 """Boundaries at which a gradient must have been dropped before one is left out."""
@@ -22,6 +21,21 @@ WORTH_BYTES = 16 * 1024 * 1024
 
 _LESSONS = 6
 """Boundaries at which every gradient is looked at from the start; later only where there is a save."""
+
+
+class _Known:
+    """What is known of one parameter.
+
+    Attributes:
+        of: The parameter, weakly: another one may have its ``id`` later.
+        proofs: How often its gradient was dropped in time; -1 if it was not, once.
+    """
+
+    __slots__ = ("of", "proofs")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.of = weakref.ref(parameter)
+        self.proofs = 0
 
 
 class GradientWatch:
@@ -35,8 +49,8 @@ class GradientWatch:
     """
 
     def __init__(self) -> None:
-        self._proofs = WeakIdKeyDictionary()
-        self._waiting: list[tuple[torch.Tensor, weakref.ref[torch.Tensor]]] = []
+        self._known: dict[int, _Known] = {}
+        self._waiting: list[tuple[torch.Tensor, weakref.ref[torch.Tensor], _Known]] = []
         self._left_out = False
         self._lessons = 0
         self.stepped = True
@@ -61,9 +75,16 @@ class GradientWatch:
         self._judge(None)
         self._left_out, self.stepped = False, False
         self._lessons += 1
+        parameters = list(parameters)
         for parameter in parameters:
-            if parameter.grad is not None and self._proofs.get(parameter, 0) >= 0:
-                self._waiting.append((parameter, weakref.ref(parameter.grad)))
+            known = self._known.get(id(parameter))
+            if known is None or known.of() is not parameter:
+                known = self._known[id(parameter)] = _Known(parameter)
+            gradient = parameter.grad if known.proofs >= 0 else None
+            if gradient is not None:
+                self._waiting.append((parameter, weakref.ref(gradient), known))
+        if len(self._known) > 2 * len(parameters):  # most of them are gone
+            self._known = {key: known for key, known in self._known.items() if known.of() is not None}
         return True
 
     def before_step(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -72,14 +93,15 @@ class GradientWatch:
 
     def _judge(self, of: set[int] | None) -> None:
         rest = []
-        for parameter, gradient in self._waiting:
+        for waiting in self._waiting:
+            parameter, gradient, known = waiting
             if of is not None and id(parameter) not in of:
-                rest.append((parameter, gradient))
+                rest.append(waiting)
             elif gradient() is None:
-                self._proofs[parameter] = self._proofs.get(parameter, 0) + 1
+                known.proofs += 1
             else:
-                self.violated |= self._left_out and self._proofs.get(parameter, 0) >= PROOFS
-                self._proofs[parameter] = -1  # carried on once: never left out
+                self.violated |= self._left_out and known.proofs >= PROOFS
+                known.proofs = -1  # carried on once: never left out
         self._waiting = rest
 
     def dead(self) -> frozenset[int]:
@@ -88,6 +110,6 @@ class GradientWatch:
         Whether that was right shows at the next ``look`` that returns True: ``violated``.
         """
         self.violated = False
-        dead = [p for p, g in self._waiting if self._proofs.get(p, 0) >= PROOFS and g() is p.grad]
+        dead = [p for p, gradient, known in self._waiting if known.proofs >= PROOFS and gradient() is p.grad]
         self._left_out = sum(p.nbytes for p in dead) >= WORTH_BYTES
         return frozenset(id(p) for p in dead) if self._left_out else frozenset()

@@ -8,7 +8,9 @@ taken at the boundary, version counters are looked at in all, and what fails onc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,11 +22,12 @@ from perdure.hardware.host import memory
 from perdure.tensors.arena import Arena
 from perdure.tensors.copying import StateCopy, digest_of_live
 from perdure.tensors.encoding import Encoded, Group, encode
-from perdure.training.flight import Cargo, Flight, Place, TornError, version_of
+from perdure.training.flight import Cargo, Flight, Place, TornError
 from perdure.training.gradients import GradientWatch
 from perdure.training.guard import Guard
 from perdure.training.hands import Hand
 from perdure.training.state import RunState
+from perdure.training.world.names import ParameterNames
 
 SMALL_BYTES = 64 * 1024
 """Groups below this are copied at once; the stall of a copy is less than what it takes to reason about it."""
@@ -38,6 +41,18 @@ _NICE = 5  # of what need not be done before the next optimizer step; the traini
 
 Commit = Callable[[Any, Flight], Saved]
 """Values, and what arrives, to a checkpoint."""
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection: what a save makes stays until its end, and to look for garbage would walk the heap."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Overlap:
@@ -76,6 +91,7 @@ class Overlap:
         if self._watch.look(self._guard.parameters()) and self.flight is not None:
             self.flight.judge(not self._watch.violated)
 
+    @_no_collection()
     def begin(self, plan: Any, commit: Commit) -> bool:
         """Begin a save of this boundary.
 
@@ -92,11 +108,12 @@ class Overlap:
         self._guard.attach(self._state.world.stepping())
         self._watch.look(self._guard.parameters())
         dead = self._watch.dead()
-        encoded = encode(self._state.tree(plan, dead))
+        names = self._state.world.parameter_names(dead)
+        encoded = encode(self._state.tree(plan, names))
         if not self._fits(encoded):
             return False
-        cargo = self._cargo(encoded)
-        devices = {e.value.device for g in encoded.groups for e in g.extents if isinstance(e.value, torch.Tensor)}
+        cargo = self._cargo(encoded, names)
+        devices = {group.extents[0].value.device for group in encoded.groups if group.place[0] != "cpu"}
         copy = StateCopy(self._arena, devices)
         self.flight = Flight(cargo, copy, self._hands, lambda flight: commit(encoded.document, flight))
         if not dead:
@@ -147,44 +164,35 @@ class Overlap:
         if flight is not None or self._watch.learning:
             self._watch.before_step(p for group in optimizer.param_groups for p in group["params"])
 
-    def _cargo(self, encoded: Encoded) -> Cargo:
+    def _cargo(self, encoded: Encoded, names: ParameterNames) -> Cargo:
         """Copy what cannot wait, and note what proves the rest."""
         protected = self._guard.addresses()
         parked: set[Place] = set()
         known: dict[Place, str] = {}
         self._count += 1
         proved = not self._count & (self._count - 1)  # the first save, the second, the fourth, the eighth ...
+        versions: dict[Place, int] = {}
         for group in encoded.groups:
             place = group.place
-            late = place not in self._distrusted and group.extents[0].low in protected and _plain(group)
-            if (
-                not late
-                and place in self._settled
-                and group.nbytes >= SMALL_BYTES
-                and place not in self._distrusted
-            ):
+            trusted = place not in self._distrusted
+            late = trusted and group.extents[0].low in protected and _plain(group)
+            if not late and trusted and place in self._settled and group.nbytes >= SMALL_BYTES:
                 late, known[place] = True, self._settled[place]
-            if not late:
+            if late:
+                versions[place] = group.version
+                if proved and place not in known:
+                    known[place] = digest_of_live(group.block.data)
+            else:
                 group.copy_now()
                 parked.add(place)
-            elif proved and place not in known:
-                known[place] = digest_of_live(group.block.data)
-        late_groups = [group for group in encoded.groups if group.place not in parked]
         return Cargo(
             encoded,
             frozenset(parked),
             known,
             frozenset(self._settled),
-            self._parameters(),
-            {group.place: version_of(group) for group in late_groups},
+            _places(names),
+            versions,
         )
-
-    def _parameters(self) -> dict[Place, str]:
-        """The first name of each parameter, by place."""
-        found: dict[Place, str] = {}
-        for name, parameter in self._state.world.parameters().items():
-            found.setdefault(_place(parameter), name)
-        return found
 
     def _fits(self, encoded: Encoded) -> bool:
         needed = sum(group.nbytes for group in encoded.groups) - self._arena.nbytes
@@ -214,12 +222,14 @@ class Overlap:
 
 def _plain(group: Group) -> bool:
     """On a card only what is one contiguous tensor can be read by a stream beside the training's."""
-    value = group.extents[0].value
-    if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
-        return True
-    return len(group.extents) == 1 and value.is_contiguous()
+    return group.place[0] == "cpu" or (len(group.extents) == 1 and group.extents[0].dense)
 
 
-def _place(tensor: torch.Tensor) -> Place:
-    begin = tensor.data_ptr()
-    return str(tensor.device), begin, begin + tensor.nbytes
+def _places(names: ParameterNames) -> dict[Place, str]:
+    """The first name of each parameter, by place."""
+    found: dict[Place, str] = {}
+    for name, parameter in names.items():
+        begin = parameter.data_ptr()
+        device = "cpu" if parameter.is_cpu else str(parameter.device)
+        found.setdefault((device, begin, begin + parameter.nbytes), name)
+    return found

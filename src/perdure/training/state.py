@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from perdure.data.book import LoaderBook
 from perdure.data.generators import capture_global, restore_global
 from perdure.tensors.encoding import unflatten
 from perdure.training.calls import Calls
+from perdure.training.world.names import ParameterNames
 from perdure.training.world.world import World
 
 Tree = Mapping[str, Any]
@@ -70,14 +71,14 @@ class RunState:
             only = None if self.resume.armed else set(objects)
             self.world.restore(self.resume.tree["objects"], strict=False, only=only)
 
-    def tree(self, plan: Mapping[str, Any] | None, dead: Collection[int] = ()) -> dict[str, Any]:
+    def tree(self, plan: Mapping[str, Any] | None, names: ParameterNames | None = None) -> dict[str, Any]:
         """All of it; tensors are live references, not copies.
 
         Args:
             plan: How far the run goes.
-            dead: Parameters, by ``id``, whose gradient nobody will read.
+            names: What ``World.parameter_names`` gives now, where the caller has it already.
         """
-        objects = dict(self.world.capture(dead))
+        objects = dict(self.world.capture(names))
         if self.resume is not None:  # tracked in an earlier session and not in this one: nothing is lost
             objects = {**self.resume.tree["objects"], **objects}
         return {

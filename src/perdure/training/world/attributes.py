@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from perdure.training.world.fingerprint import fingerprint
+from perdure.training.world.fingerprint import fingerprint, is_constant
 from perdure.training.world.refill import Refill
 
 MODULE_INTERNALS = frozenset(vars(nn.Module()))
@@ -34,14 +34,18 @@ class Attributes:
         self._internals = frozenset(internals)
         self._before = {name: fingerprint(value) for name, value in self._own()}
         self._inside = self._prints_inside(())
+        self._same = {name: value for name, value in self._own() if is_constant(value)}
 
     def _own(self) -> list[tuple[str, Any]]:
-        return [(name, value) for name, value in vars(self.owner).items() if name not in self._internals]
+        internals = self._internals
+        return [(name, value) for name, value in vars(self.owner).items() if name not in internals]
 
     def changed(self) -> dict[str, Any]:
         """Plain attributes whose value is another than when this was made."""
         changed = {}
         for name, value in self._own():
+            if self._same.get(name, self) is value:
+                continue
             now = fingerprint(value)
             if now is not None and now != self._before.get(name):
                 changed[name] = value
@@ -75,7 +79,7 @@ class Attributes:
 
     def forget(self) -> None:
         """Let every plain attribute count as changed: the object was not there at ``track()``."""
-        self._before = {}
+        self._before, self._same = {}, {}
 
     def restore(self, saved: Mapping[str, Any], refill: Refill) -> None:
         """Put saved ones back; a name that is a sub-module, parameter or buffer by now is left alone."""

@@ -44,6 +44,11 @@ def fingerprint(value: Any) -> Any:
     return digest.digest()
 
 
+def is_constant(value: Any) -> bool:
+    """Whether a value is the same for as long as it is this very object."""
+    return type(value) in SCALARS or (type(value) is tuple and all(type(item) in SCALARS for item in value))
+
+
 def _scalar(value: Any) -> tuple[str, Any]:
     if type(value) is float and not math.isfinite(value):
         return ("float", repr(value))

@@ -15,6 +15,8 @@ from perdure.training.world.names import ModuleNames, ParameterNames, Slot, join
 from perdure.training.world.part import Saved
 from perdure.training.world.refill import Refill, copied, size_of
 
+_READY = frozenset({nn.Parameter, torch.Tensor, type(None)})
+
 
 class ModulePart:
     """A tracked module.
@@ -49,15 +51,16 @@ class ModulePart:
 
     def capture(self, names: ParameterNames) -> dict[str, Any]:
         """Its state; tensors are live references."""
-        mine = self.names()
-        parameters = {name: slot.parameter for name, slot in mine.parameters.items()}
-        buffers = {name: slot.buffer for name, slot in mine.buffers.items()}
+        mine = names.modules[self.path]
+        parameters = {name: slot.owner._parameters[slot.key] for name, slot in mine.parameters.items()}
+        buffers = {name: slot.owner._buffers[slot.key] for name, slot in mine.buffers.items()}
+        lazy = {n: True for n, t in (parameters | buffers).items() if is_lazy(t)}
         return {
-            "parameters": At(self.path, {n: plain(p) for n, p in parameters.items() if not is_lazy(p)}),
-            "buffers": At(self.path, {n: plain(b) for n, b in buffers.items() if not is_lazy(b)}),
+            "parameters": At(self.path, {n: plain(p) for n, p in parameters.items() if n not in lazy}),
+            "buffers": At(self.path, {n: plain(b) for n, b in buffers.items() if n not in lazy}),
             "transient": [name for name, slot in mine.buffers.items() if not slot.is_persistent],
-            "lazy": [n for n, t in (parameters | buffers).items() if is_lazy(t)],
-            "ties": [same for same in _ties(parameters) if len(same) > 1],
+            "lazy": list(lazy),
+            "ties": _ties(parameters),
             "gradients": At(f"{self.path}.grad", dict(self._gradients(mine, names))),
             "extra": At(self.path, {n: m.get_extra_state() for n, m in _with_extra_state(mine)}),
             **self._flags(mine),
@@ -65,18 +68,17 @@ class ModulePart:
 
     def _gradients(self, mine: ModuleNames, names: ParameterNames) -> Iterator[tuple[str, torch.Tensor | None]]:
         for name, slot in mine.parameters.items():
-            parameter = slot.parameter
-            if parameter is None or parameter.grad is None or id(parameter) in names.dead:
+            parameter = slot.owner._parameters[slot.key]
+            if parameter is None or id(parameter) in names.dead or parameter.grad is None:
                 continue
             if names.name_of(parameter) == join(self.path, name):  # a tied one once
                 yield name, plain(parameter.grad)
 
     def _flags(self, mine: ModuleNames) -> dict[str, Any]:
+        parameters = ((name, slot.owner._parameters[slot.key]) for name, slot in mine.parameters.items())
         return {
             "training": {name: modules[-1].training for name, modules in mine.modules.items()},
-            "frozen": [
-                n for n, s in mine.parameters.items() if s.parameter is not None and not s.parameter.requires_grad
-            ],
+            "frozen": [name for name, p in parameters if p is not None and not p.requires_grad],
             "attributes": At(self.path, dict(self._changed(mine))),
         }
 
@@ -97,7 +99,7 @@ class ModulePart:
 
     def head(self, names: ParameterNames, limit: int) -> tuple[dict[str, Any] | None, int]:
         """Flags, and plain attributes if they are small."""
-        flags = self._flags(self.names())
+        flags = self._flags(names.modules[self.path])
         changed = flags["attributes"].value
         size = size_of(changed, limit)
         small = copied(changed) if size <= limit else {}
@@ -176,15 +178,18 @@ def plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 def is_lazy(tensor: torch.Tensor | None) -> bool:
     """Whether it waits for the first forward to get a shape."""
-    return isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
+    # the classes first: to ask isinstance for a kind of parameter takes longer than all the rest
+    return type(tensor) not in _READY and isinstance(tensor, (UninitializedParameter, UninitializedBuffer))
 
 
 def _ties(parameters: dict[str, nn.Parameter | None]) -> list[list[str]]:
+    there = [(name, id(parameter)) for name, parameter in parameters.items() if parameter is not None]
+    if len({key for _, key in there}) == len(there):
+        return []
     same: dict[int, list[str]] = {}
-    for name, parameter in parameters.items():
-        if parameter is not None:
-            same.setdefault(id(parameter), []).append(name)
-    return list(same.values())
+    for name, key in there:
+        same.setdefault(key, []).append(name)
+    return [names for names in same.values() if len(names) > 1]
 
 
 def _with_extra_state(mine: ModuleNames) -> Iterator[tuple[str, nn.Module]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -55,16 +55,21 @@ class ModuleNames:
     """
 
     def __init__(self, root: nn.Module) -> None:
-        found = list(_walk(root, "", "", set()))
+        found: list[_Found] = []
+        _walk(root, "", "", set(), found)
         self.modules: dict[str, list[nn.Module]] = {}
         for name, _, module in found:
             self.modules.setdefault(name, []).append(module)
-        self.parameters = _slots((n, r, m, k) for n, r, m in found for k in m._parameters)
-        self.buffers = _slots((n, r, m, k) for n, r, m in found for k in m._buffers)
+        self.parameters = _slots([(n, r, m, m._parameters) for n, r, m in found if m._parameters])
+        self.buffers = _slots([(n, r, m, m._buffers) for n, r, m in found if m._buffers])
 
 
-def _walk(module: nn.Module, name: str, raw: str, above: set[int]) -> Iterator[tuple[str, str, nn.Module]]:
-    """Canonical name, name and module of every module, depth first; cycles are not followed."""
+_Found = tuple[str, str, nn.Module]
+"""Canonical name, name and module."""
+
+
+def _walk(module: nn.Module, name: str, raw: str, above: set[int], found: list[_Found]) -> None:
+    """Every module, depth first; cycles are not followed."""
     if isinstance(module, torch.jit.ScriptModule):
         raise CannotCarryError(
             f"{raw or 'the model'} is a TorchScript program, which keeps its parameters to itself",
@@ -72,13 +77,15 @@ def _walk(module: nn.Module, name: str, raw: str, above: set[int]) -> Iterator[t
             type_name="ScriptModule",
             hint="give the module that it was made of: torch.jit.script shares its parameters",
         )
-    yield name, raw, module
+    found.append((name, raw, module))
+    if not module._modules:
+        return
     above.add(id(module))
     for key, child in module._modules.items():
         if child is None or id(child) in above:
             continue
         wraps = key == "_orig_mod" or (key == "module" and isinstance(module, _WRAPPERS))
-        yield from _walk(child, name if wraps else join(name, key), join(raw, key), above)
+        _walk(child, name if wraps else join(name, key), join(raw, key), above, found)
     above.discard(id(module))
 
 
@@ -87,8 +94,11 @@ def join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
-def _slots(places: Iterable[tuple[str, str, nn.Module, str]]) -> dict[str, Slot]:
-    known = [(join(name, key), join(raw, key), Slot(owner, key)) for name, raw, owner, key in places]
+def _slots(places: Sequence[tuple[str, str, nn.Module, Collection[str]]]) -> dict[str, Slot]:
+    slots = {join(name, key): Slot(owner, key) for name, _, owner, keys in places for key in keys}
+    if len(slots) == sum(len(keys) for _, _, _, keys in places):
+        return slots
+    known = [(join(n, key), join(raw, key), Slot(owner, key)) for n, raw, owner, keys in places for key in keys]
     count = Counter(name for name, _, _ in known)
     return {name if count[name] == 1 else raw: slot for name, raw, slot in known}
 
@@ -100,17 +110,19 @@ class ParameterNames:
         modules: By the name they are tracked under.
 
     Attributes:
+        modules: They.
         dead: Parameters, by ``id``, whose present gradient nobody will read.
     """
 
     def __init__(self, modules: Mapping[str, ModuleNames], dead: Collection[int] = ()) -> None:
+        self.modules = modules
         self.dead = dead
         self._by_name: dict[str, nn.Parameter] = {}
         self._empty: set[str] = set()
         self._name_of: dict[int, str] = {}
         for tracked, names in modules.items():
             for name, slot in names.parameters.items():
-                parameter, full = slot.parameter, join(tracked, name)
+                parameter, full = slot.owner._parameters[slot.key], join(tracked, name)
                 if parameter is None:
                     self._empty.add(full)
                 else:

@@ -50,16 +50,18 @@ class OptimizerPart:
 
     def capture(self, names: ParameterNames) -> dict[str, Any]:
         """Its state; tensors are live references."""
+        called = self._called(names)
         saved: dict[str, Any] = {
-            "layers": {p: self._capture_layer(p, o, names) for p, o in layers(self.value)},
+            "layers": {p: self._capture_layer(p, o, names, called) for p, o in layers(self.value)},
             "unnamed": At(self.path, self._unnamed_values(names)),
         }
         if _has_own_state(self.value):
             saved["own"] = At(self.path, without_code(self.value.state_dict()))
         return saved
 
-    def _capture_layer(self, path: str, optimizer: Any, names: ParameterNames) -> dict[str, Any]:
-        called = self._called(names)
+    def _capture_layer(
+        self, path: str, optimizer: Any, names: ParameterNames, called: Mapping[int, str]
+    ) -> dict[str, Any]:
         where = join(self.path, path)
         state: dict[Any, Any] = {}
         shared: dict[Any, Any] = {}
@@ -77,7 +79,7 @@ class OptimizerPart:
         return {
             "class": type(optimizer).__name__,
             "groups": [_group(group, called) for group in optimizer.param_groups],
-            "state": At(f"{where}.state", {name: dict(value) for name, value in state.items()}),
+            "state": At(f"{where}.state", {n: v if type(v) is dict else dict(v) for n, v in state.items()}),
             "shared": At(f"{where}.state", shared),
             "on_host": on_host,
             "attributes": At(where, self._attributes_of(path, optimizer).changed()),
@@ -91,15 +93,23 @@ class OptimizerPart:
 
     def _called(self, names: ParameterNames) -> dict[int, str]:
         """Names of all its parameters; one that no tracked module has is called by its place."""
-        return {id(parameter): names.name_of(parameter) or place for place, parameter in self._places().items()}
+        called: dict[int, str] = {}
+        for path, optimizer in layers(self.value):
+            for index, group in enumerate(optimizer.param_groups):
+                for position, p in enumerate(group["params"]):
+                    if id(p) not in called:
+                        called[id(p)] = names.name_of(p) or f"{path}[{index}][{position}]"
+        return called
 
-    def _places(self) -> dict[str, torch.Tensor]:
-        """Every parameter once, by layer, group and position."""
+    def _places(self, known: ParameterNames | None = None) -> dict[str, torch.Tensor]:
+        """Every parameter once, by layer, group and position; without those that are known by a name."""
         places: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
         for path, optimizer in layers(self.value):
             for index, group in enumerate(optimizer.param_groups):
                 for position, parameter in enumerate(group["params"]):
+                    if known is not None and known.name_of(parameter) is not None:
+                        continue
                     if id(parameter) not in seen:
                         seen.add(id(parameter))
                         places[f"{path}[{index}][{position}]"] = parameter
@@ -107,7 +117,7 @@ class OptimizerPart:
 
     def unnamed(self, names: ParameterNames) -> dict[str, torch.Tensor]:
         """Parameters that no tracked module has, by their place: group and position."""
-        return {place: p for place, p in self._places().items() if names.name_of(p) is None}
+        return self._places(names)
 
     def _unnamed_values(self, names: ParameterNames) -> dict[str, Any]:
         return {
@@ -306,7 +316,7 @@ def _like(parameter: torch.Tensor | None) -> str:
 
 def _on_host(parameter: torch.Tensor, state: Mapping[str, Any]) -> list[str]:
     """Tensors that this optimizer keeps on the CPU although the parameter is elsewhere."""
-    if parameter.device.type == "cpu":
+    if parameter.is_cpu:
         return []
     return [key for key, value in state.items() if isinstance(value, torch.Tensor) and value.device.type == "cpu"]
 

@@ -117,13 +117,13 @@ class World:
 
     # ---------------------------------------------------------------- capture
 
-    def capture(self, dead: Collection[int] = ()) -> dict[str, Any]:
+    def capture(self, names: ParameterNames | None = None) -> dict[str, Any]:
         """The state of everything, by name, as a tree for ``flatten``; tensors are live references, not copies.
 
         Args:
-            dead: Parameters, by ``id``, whose gradient nobody will read.
+            names: What ``parameter_names`` gives now, where the caller has it already.
         """
-        names = self.parameter_names(dead)
+        names = names or self.parameter_names()
         return {
             name: {part.path: {"kind": part.kind, **part.capture(names)} for part in self._refresh(name)}
             for name in self._objects
