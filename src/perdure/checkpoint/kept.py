@@ -1,0 +1,73 @@
+"""Entries that stay in memory from the read that proves them: what is used is what was proven."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from collections.abc import Callable, Iterable
+
+import xxhash
+
+from perdure.checkpoint.manifest import Entry
+from perdure.checkpoint.pieces import BLOCK_BYTES
+
+KEEP_FROM_BYTES = 256 * 1024
+"""Smaller ones are not kept: each takes whole pages of its own."""
+
+_PIECE_BYTES = 2 * 1024 * 1024
+"""Small enough to be digested out of the processor's cache, large enough for a disk."""
+
+ReadInto = Callable[[str, memoryview, int], int]
+"""Fill memory from a place in a file; the count of bytes that were there."""
+
+
+class Kept:
+    """Memory for entries, each by itself, so that it is given back when nobody looks at that one any more.
+
+    Attributes:
+        entries: They.
+        memory: Of each of them, by name; its own to be written to.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.memory: dict[str, memoryview] = {}
+        self._blocks: dict[str, memoryview] = {}
+
+    def make(self, entries: Iterable[Entry]) -> None:
+        """Find room for the large ones of these; none is kept where there is not so much memory."""
+        self.entries = [entry for entry in entries if entry.nbytes >= KEEP_FROM_BYTES]
+        try:
+            for entry in self.entries:
+                lead = entry.offset % BLOCK_BYTES
+                blocks = self._blocks[entry.name] = _private(lead + entry.nbytes)
+                self.memory[entry.name] = blocks[lead : lead + entry.nbytes]
+        except OSError:
+            self.forget()
+
+    def fill(self, entry: Entry, read_into: ReadInto) -> bool:
+        """Read whole blocks, as the file has them, and digest them there; whether they are what was written."""
+        blocks, lead, state = self._blocks[entry.name], entry.offset % BLOCK_BYTES, xxhash.xxh3_128()
+        end = lead + entry.nbytes
+        for begin in range(0, len(blocks), _PIECE_BYTES):
+            stop = min(begin + _PIECE_BYTES, len(blocks))
+            done = begin
+            while done < min(stop, end):
+                count = read_into(entry.file, blocks[done:stop], entry.offset - lead + done)
+                if not count:
+                    return False
+                done += count
+            state.update(blocks[max(begin, lead) : min(stop, end)])
+        return state.hexdigest() == entry.digest
+
+    def forget(self) -> None:
+        """Let go of it; whoever looks at some of it keeps that."""
+        self.entries, self.memory, self._blocks = [], {}, {}
+
+
+def _private(nbytes: int) -> memoryview:
+    """Whole blocks that begin at a page. Neighbours are one mapping to the kernel, with large pages across them."""
+    memory = mmap.mmap(-1, nbytes + -nbytes % BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
