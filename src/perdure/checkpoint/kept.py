@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 import xxhash
 
 from perdure.checkpoint.manifest import Entry
-from perdure.checkpoint.pieces import BLOCK_BYTES
 
 KEEP_FROM_BYTES = 256 * 1024
 """Smaller ones are not kept: each takes whole pages of its own."""
@@ -32,42 +31,34 @@ class Kept:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.memory: dict[str, memoryview] = {}
-        self._blocks: dict[str, memoryview] = {}
 
     def make(self, entries: Iterable[Entry]) -> None:
         """Find room for the large ones of these; none is kept where there is not so much memory."""
         self.entries = [entry for entry in entries if entry.nbytes >= KEEP_FROM_BYTES]
         try:
-            for entry in self.entries:
-                lead = entry.offset % BLOCK_BYTES
-                blocks = self._blocks[entry.name] = _private(lead + entry.nbytes)
-                self.memory[entry.name] = blocks[lead : lead + entry.nbytes]
+            self.memory = {entry.name: _private(entry.nbytes) for entry in self.entries}
         except OSError:
             self.forget()
 
     def fill(self, entry: Entry, read_into: ReadInto) -> bool:
-        """Read whole blocks, as the file has them, and digest them there; whether they are what was written."""
-        blocks, lead, state = self._blocks[entry.name], entry.offset % BLOCK_BYTES, xxhash.xxh3_128()
-        end = lead + entry.nbytes
-        for begin in range(0, len(blocks), _PIECE_BYTES):
-            stop = min(begin + _PIECE_BYTES, len(blocks))
-            done = begin
-            while done < min(stop, end):
-                count = read_into(entry.file, blocks[done:stop], entry.offset - lead + done)
-                if not count:
-                    return False
-                done += count
-            state.update(blocks[max(begin, lead) : min(stop, end)])
+        """Read an entry into its memory, and digest it there; whether it is what was written."""
+        memory, state, done = self.memory[entry.name], xxhash.xxh3_128(), 0
+        while done < entry.nbytes:
+            count = read_into(entry.file, memory[done : done + _PIECE_BYTES], entry.offset + done)
+            if not count:
+                return False
+            state.update(memory[done : done + count])
+            done += count
         return state.hexdigest() == entry.digest
 
     def forget(self) -> None:
         """Let go of it; whoever looks at some of it keeps that."""
-        self.entries, self.memory, self._blocks = [], {}, {}
+        self.entries, self.memory = [], {}
 
 
 def _private(nbytes: int) -> memoryview:
-    """Whole blocks that begin at a page. Neighbours are one mapping to the kernel, with large pages across them."""
-    memory = mmap.mmap(-1, nbytes + -nbytes % BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Memory that begins at a page. Neighbours are one mapping to the kernel, with large pages across them."""
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)

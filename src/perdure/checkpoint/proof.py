@@ -22,16 +22,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def unproven(
-    entries: Sequence[Entry], read_into: ReadInto, kept: Kept | None = None, read_kept: ReadInto | None = None
-) -> list[Entry]:
+def unproven(entries: Sequence[Entry], read_into: ReadInto, kept: Kept | None = None) -> list[Entry]:
     """The entries whose bytes do not have the digest that was written, in the order given.
 
     Args:
         entries: What to prove.
         read_into: Called from several threads.
         kept: Those that are read to stay in memory. The others are read and dropped.
-        read_kept: Reads whole blocks of these, several threads at a time.
     """
     local = _Local()
     apart = kept.memory if kept else {}
@@ -39,7 +36,7 @@ def unproven(
     def bad_ones(batch: Sequence[Entry]) -> set[str]:
         if kept is None or batch[0].name not in apart:
             return _unproven_of(batch, local, read_into)
-        return set() if kept.fill(batch[0], read_kept or read_into) else {batch[0].name}
+        return set() if kept.fill(batch[0], read_into) else {batch[0].name}
 
     bad = {name for names in _together(bad_ones, list(_batches(entries, apart))) for name in names}
     return [entry for entry in entries if entry.name in bad]

@@ -6,13 +6,11 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from perdure.checkpoint.direct import PastCache
 from perdure.checkpoint.kept import Kept
 from perdure.checkpoint.manifest import MANIFEST, Entry, Manifest, digest_of, load_manifest
 from perdure.checkpoint.proof import differing, unproven
@@ -196,18 +194,16 @@ class Checkpoint:
         Raises:
             UnreadableError: The system does not let them be read.
         """
-        return self._bad_headers() + [
-            _entry_problem(entry) for entry in unproven(self.manifest.entries, self._read_into)
-        ]
+        return self._problems(None)
 
-    def _bad_headers(self) -> list[str]:
+    def _problems(self, kept: Kept | None) -> list[str]:
         found = []
         for file in self.manifest.files:
             try:
                 self.regions(file)
             except ValueError as error:
                 found.append(f"{file}: {error}")
-        return found
+        return found + [_entry_problem(entry) for entry in unproven(self.manifest.entries, self._read_into, kept)]
 
     def prove(self, to_keep: Collection[str] = ()) -> list[str]:
         """``problems``; if there are none, ``buffer`` need not prove again what nobody writes to.
@@ -216,16 +212,8 @@ class Checkpoint:
             to_keep: Names of entries that are read into memory to stay there, if they are large.
         """
         stamps = {file: self._stamp(file) for file in self.manifest.files}
-        problems = self._bad_headers()
         self._kept.make(entry for entry in self.manifest.entries if entry.name in to_keep)
-        with PastCache(self._files, {entry.file for entry in self._kept.entries}) as past_cache:
-
-            def read_kept(file: str, target: memoryview, offset: int) -> int:
-                with self._typed(file):
-                    return past_cache.read_into(file, target, offset)
-
-            bad = unproven(self.manifest.entries, self._read_into, self._kept, read_kept)
-        problems += [_entry_problem(entry) for entry in bad]
+        problems = self._problems(self._kept)
         self._proven = {} if problems else stamps
         if problems:
             self._kept.forget()
@@ -288,14 +276,8 @@ class Checkpoint:
             offset += count
 
     def _read_into(self, file: str, target: memoryview, offset: int) -> int:
-        with self._typed(file):
-            return os.preadv(self._files[file], [target], offset)
-
-    @contextmanager
-    def _typed(self, file: str) -> Iterator[None]:
-        """With a typed error where the system does not let a file be read."""
         try:
-            yield
+            return os.preadv(self._files[file], [target], offset)
         except OSError as error:
             raise unreadable(run_folder_of(self.folder) / file, error) from error
 
