@@ -94,16 +94,17 @@ def _give(
     live: Any, saved: Mapping[str, Mapping[Any, Any]], parameters: Mapping[str, torch.Tensor], kept: Collection[int]
 ) -> set[int]:
     given: set[int] = set()
-    for name, values in saved.items():
+    for name, values in saved.items() if isinstance(live, dict) else ():
         parameter = parameters.get(name)
-        if not isinstance(live, dict) or parameter is None or parameter.device.type != "cpu" or live.get(parameter):
+        if parameter is None or live.get(parameter):
             continue
         mine = {key: value for key, value in values.items() if _address(value) in kept}
+        if parameter.device.type != "cpu":
+            mine = {}
         for value in mine.values():
             vars(value).pop("saved_device", None)  # it is live now
-        if mine:
-            live[parameter] = mine
-            given |= {_address(value) for value in mine.values()}
+        live[parameter] = mine  # also where nothing is given: the order stays that of the checkpoint
+        given |= {_address(value) for value in mine.values()}
     return given
 
 
