@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from perdure.checkpoint.reader import Checkpoint, open_checkpoint, unreadable
+from perdure.checkpoint.reader import Checkpoint, ToKeep, keep_none, open_checkpoint, unreadable
 from perdure.checkpoint.search import LOOKS, Found, find_checkpoints, list_run, newest_first, replaced_too_fast
 from perdure.core.errors import (
     CheckpointError,
@@ -96,18 +96,21 @@ class Catalog:
         ids += [item.manifest.run_id for item in self._in_inputs if item.manifest]
         return ids[0] if ids else recorded
 
-    def choose(self) -> Chosen:
+    def choose(self, to_keep: ToKeep = keep_none) -> Chosen:
         """Open the newest that verifies.
+
+        Args:
+            to_keep: Says of which of its entries the bytes shall stay in memory.
 
         Raises:
             CorruptError: There are some, and none verifies.
             UnreadableError: A folder cannot be listed; or some could not be read, and none verifies.
             FormatVersionError: One is of a newer format, and none verifies.
         """
-        return newest_whole(self.all)
+        return _newest_whole(self.all, to_keep)
 
 
-def newest_whole(look: Callable[[], Sequence[Found]]) -> Chosen:
+def _newest_whole(look: Callable[[], Sequence[Found]], to_keep: ToKeep) -> Chosen:
     """Open the newest of these that verifies; looks again if one is pruned while it is being read.
 
     Raises:
@@ -115,19 +118,19 @@ def newest_whole(look: Callable[[], Sequence[Found]]) -> Chosen:
     """
     for _ in range(LOOKS):
         try:
-            return _first_whole(look())
+            return _first_whole(look(), to_keep)
         except NoCheckpointError:
             continue
     raise replaced_too_fast(Path())
 
 
-def _first_whole(newest_first: Sequence[Found]) -> Chosen:
+def _first_whole(newest_first: Sequence[Found], to_keep: ToKeep) -> Chosen:
     bad: list[Found] = []
     for item in newest_first:
         try:
             if item.error:
                 raise item.error
-            return Chosen(open_checkpoint(item.folder), tuple(bad))
+            return Chosen(open_checkpoint(item.folder, to_keep), tuple(bad))
         except (CorruptError, UnreadableError, FormatVersionError) as error:
             bad.append(Found(item.folder, item.manifest, error))
     if bad:

@@ -5,43 +5,67 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import xxhash
 
+from perdure.checkpoint.kept import Kept, ReadInto
 from perdure.checkpoint.manifest import Entry
 
 _PIECE_BYTES = 8 * 1024 * 1024
 _THREADS = 4
 """More do not help: two keep a fast disk busy, and digests come at the speed of memory."""
 
-ReadInto = Callable[[str, memoryview, int], int]
-"""Fill memory from a place in a file; the count of bytes that were there."""
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-def unproven(entries: Sequence[Entry], read_into: ReadInto) -> list[Entry]:
+def unproven(entries: Sequence[Entry], read_into: ReadInto, kept: Kept | None = None) -> list[Entry]:
     """The entries whose bytes do not have the digest that was written, in the order given.
 
     Args:
         entries: What to prove.
         read_into: Called from several threads.
+        kept: Those that are read to stay in memory. The others are read and dropped.
     """
-    batches, local = list(_batches(entries)), _Local()
-    if len(batches) == 1:
-        bad = _unproven_of(batches[0], local, read_into)
-    else:
-        with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)) + 1, len(batches) or 1)) as pool:
-            found = pool.map(lambda batch: _unproven_of(batch, local, read_into), batches)
-            bad = {name for names in found for name in names}
+    local = _Local()
+    apart = kept.memory if kept else {}
+
+    def bad_ones(batch: Sequence[Entry]) -> set[str]:
+        if kept is None or batch[0].name not in apart:
+            return _unproven_of(batch, local, read_into)
+        return set() if kept.fill(batch[0], read_into) else {batch[0].name}
+
+    bad = {name for names in _together(bad_ones, list(_batches(entries, apart))) for name in names}
     return [entry for entry in entries if entry.name in bad]
 
 
-def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
-    """Entries that follow one another in a file, so many as one read gets; a large one by itself."""
+def differing(entries: Sequence[Entry], memory: Mapping[str, memoryview]) -> list[Entry]:
+    """The entries whose bytes in memory, by name, do not have the digest that was written."""
+    same = _together(lambda entry: xxhash.xxh3_128_hexdigest(memory[entry.name]) == entry.digest, entries)
+    return [entry for entry, is_same in zip(entries, same, strict=True) if not is_same]
+
+
+def _together(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """What ``work`` gives for each, by several threads."""
+    if len(items) <= 1:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(os.sched_getaffinity(0)) + 1, len(items))) as pool:
+        return list(pool.map(work, items))
+
+
+def _batches(entries: Sequence[Entry], kept: Collection[str]) -> Iterator[list[Entry]]:
+    """Entries that follow one another in a file, so many as one read gets; a large or kept one by itself."""
     batch: list[Entry] = []
     for entry in sorted(entries, key=lambda entry: (entry.file, entry.offset)):
-        if batch and (entry.file != batch[0].file or entry.offset + entry.nbytes > batch[0].offset + _PIECE_BYTES):
+        if batch and (
+            entry.file != batch[0].file
+            or entry.offset + entry.nbytes > batch[0].offset + _PIECE_BYTES
+            or entry.name in kept
+            or batch[0].name in kept
+        ):
             yield batch
             batch = []
         batch.append(entry)

@@ -5,19 +5,28 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from perdure.checkpoint.kept import Kept
 from perdure.checkpoint.manifest import MANIFEST, Entry, Manifest, digest_of, load_manifest
-from perdure.checkpoint.proof import unproven
+from perdure.checkpoint.proof import differing, unproven
 from perdure.checkpoint.tensorfile import Region, read_regions
 from perdure.core.errors import CorruptError, NoCheckpointError, UnreadableError
 
 _CHUNK_BYTES = 8 * 1024 * 1024
 _MAX_HEAD_BYTES = 100_000_000  # safetensors' own limit
+
+ToKeep = Callable[[Manifest], Collection[str]]
+"""The names of the entries whose bytes the caller will go on using as they are, where he gets them."""
+
+
+def keep_none(manifest: Manifest) -> Collection[str]:
+    """Nothing is kept: what is read is proven and dropped, and mapped when it is used."""
+    return ()
 
 
 def run_folder_of(folder: Path) -> Path:
@@ -112,6 +121,7 @@ class Checkpoint:
         self._entries = {entry.name: entry for entry in manifest.entries}
         self._proven: dict[str, tuple[int, int]] = {}
         self._maps: dict[str, memoryview] = {}
+        self._kept = Kept()
         self._files: dict[str, int] = {}
         self.close: Callable[[], object] = weakref.finalize(self, _close_all, self._files)
         for file in manifest.files:
@@ -131,9 +141,10 @@ class Checkpoint:
     def buffer(self, name: str) -> memoryview:
         """The bytes of an entry.
 
-        Of a checkpoint that was proven when it was opened, they are its file itself, mapped: nothing is copied
-        before it is needed, and what is written to them stays in this process. If somebody wrote to the file since,
-        and of other checkpoints, they are read and proven now.
+        Of an entry that was kept when the checkpoint was proven, they are the memory that was proven. Of the others
+        of a proven checkpoint they are its file itself, mapped: nothing is copied before it is needed. What is
+        written to either stays in this process. If somebody wrote to the file since, and of other checkpoints,
+        they are read and proven now.
 
         Raises:
             KeyError: There is no such entry.
@@ -141,6 +152,8 @@ class Checkpoint:
             UnreadableError: The system does not let them be read.
         """
         entry = self._entries[name]
+        if name in self._kept.memory:
+            return self._kept.memory[name]
         if self._proven.get(entry.file) == self._stamp(entry.file):
             return self._mapped(entry.file)[entry.offset : entry.offset + entry.nbytes]
         view = memoryview(bytearray(entry.nbytes))
@@ -181,20 +194,48 @@ class Checkpoint:
         Raises:
             UnreadableError: The system does not let them be read.
         """
+        return self._problems(None)
+
+    def _problems(self, kept: Kept | None) -> list[str]:
         found = []
         for file in self.manifest.files:
             try:
                 self.regions(file)
             except ValueError as error:
                 found.append(f"{file}: {error}")
-        return found + [_entry_problem(entry) for entry in unproven(self.manifest.entries, self._read_into)]
+        return found + [_entry_problem(entry) for entry in unproven(self.manifest.entries, self._read_into, kept)]
 
-    def prove(self) -> list[str]:
-        """``problems``; if there are none, ``buffer`` need not prove again what nobody writes to."""
+    def prove(self, to_keep: Collection[str] = ()) -> list[str]:
+        """``problems``; if there are none, ``buffer`` need not prove again what nobody writes to.
+
+        Args:
+            to_keep: Names of entries that are read into memory to stay there, if they are large.
+        """
         stamps = {file: self._stamp(file) for file in self.manifest.files}
-        problems = self.problems()
+        self._kept.make(entry for entry in self.manifest.entries if entry.name in to_keep)
+        problems = self._problems(self._kept)
         self._proven = {} if problems else stamps
+        if problems:
+            self._kept.forget()
         return problems
+
+    @property
+    def kept(self) -> Mapping[str, memoryview]:
+        """The memory of the entries that were kept, by name."""
+        return self._kept.memory
+
+    def kept_is_as_proven(self) -> bool:
+        """Whether nobody wrote to the memory of the entries that were kept; computed from all of it."""
+        return not differing(self._kept.entries, self._kept.memory)
+
+    def is_untouched(self) -> bool:
+        """Whether nobody wrote to the files that are mapped: what was looked at is what was proven."""
+        return all(self._proven.get(file) == self._stamp(file) for file in self._maps)
+
+    def forget(self) -> None:
+        """Let go of what was kept and mapped; ``buffer`` gives it anew from the files."""
+        self._kept.forget()
+        self._maps.clear()
 
     def _stamp(self, file: str) -> tuple[int, int]:
         """Changes when somebody writes to a file: its size, and when it was last written to."""
@@ -241,11 +282,12 @@ class Checkpoint:
             raise unreadable(run_folder_of(self.folder) / file, error) from error
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, to_keep: ToKeep = keep_none) -> Checkpoint:
     """Open one checkpoint and prove every digest of it.
 
     Args:
         path: Its folder, or the ``manifest.json`` in it.
+        to_keep: Says of which entries the bytes shall stay in memory.
 
     Raises:
         NoCheckpointError: There is none.
@@ -258,7 +300,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     try:
         check_sizes(folder, manifest)
         checkpoint = Checkpoint(folder, manifest)
-        problems = checkpoint.prove()
+        problems = checkpoint.prove(to_keep(manifest))
         if problems:
             raise corrupt(folder, problems)
     except CorruptError:

@@ -19,7 +19,7 @@ from perdure.checkpoint.commit import Draft, Label, commit, draft
 from perdure.checkpoint.debris import sweep_small_files
 from perdure.checkpoint.lock import RunLock
 from perdure.checkpoint.manifest import FORMAT_VERSION, Manifest
-from perdure.checkpoint.reader import Checkpoint, check_sizes, open_checkpoint
+from perdure.checkpoint.reader import Checkpoint, ToKeep, check_sizes, keep_none, open_checkpoint
 from perdure.checkpoint.retention import Committed, Keep, best_of, last_good
 from perdure.checkpoint.search import Found
 from perdure.checkpoint.sharing import OnDisk
@@ -152,18 +152,21 @@ class Store:
         """
         return self._catalog.all()
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self, to_keep: ToKeep = keep_none) -> Checkpoint | None:
         """The newest checkpoint that verifies; None only if there is none at all.
 
         Damaged newer ones are reported; in the run folder they are moved to the quarantine, if the store is open
         and an older one is whole.
+
+        Args:
+            to_keep: Says of which of its entries the bytes shall stay in memory.
 
         Raises:
             CorruptError: There are some, and none is whole.
             UnreadableError: It could not be looked; or some could not be read, and none is whole.
             FormatVersionError: One is of a newer format, and no older one is whole.
         """
-        chosen = self._catalog.choose()
+        chosen = self._catalog.choose(to_keep)
         for item in self._catalog.strangers():
             self._report(f"{item.folder} is of another run of the same name: ignored")
         for item in chosen.bad:

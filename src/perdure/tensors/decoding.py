@@ -46,20 +46,15 @@ class _Decoder:
     def __init__(self, read: Read) -> None:
         self._read = read
         self._memory: dict[str, tuple[torch.Tensor, int]] = {}
-        self._large: dict[str, Callable[[dict[str, Any]], Any]] = {
-            "tensor": lambda form: _placed(self._tensor(form), form),
-            "array": self._array,
-            "sparse": lambda form: _placed(self._sparse(form), form),
-            "generator": self._generator,
-            "pickle": self._pickle,
-        }
 
     def leaf(self, form: dict[str, Any]) -> Any:
         """The value of a tagged object that plain values do not cover."""
-        build = _SMALL.get(form["$"]) or self._large.get(form["$"])
-        if build is None:
-            raise CorruptError(f"a saved value is of an unknown kind: {form['$']!r}", path="manifest.json")
-        return build(form)
+        kind = form["$"]
+        if kind in _SMALL:
+            return _SMALL[kind](form)
+        if kind not in _LARGE:
+            raise CorruptError(f"a saved value is of an unknown kind: {kind!r}", path="manifest.json")
+        return _LARGE[kind](self, form)
 
     def _generator(self, form: dict[str, Any]) -> GeneratorState:
         return GeneratorState(values.decode(form["v"], self.leaf))
@@ -155,6 +150,15 @@ def _dtype(form: Any) -> np.dtype[Any]:
         raise CorruptError("an array of Python objects cannot come from a checkpoint", path="manifest.json")
     return dtype
 
+
+# of the class, not of each decoder: one that referred to itself would hold a checkpoint until the next collection
+_LARGE: dict[str, Callable[[_Decoder, dict[str, Any]], Any]] = {
+    "tensor": lambda decoder, form: _placed(decoder._tensor(form), form),
+    "array": _Decoder._array,
+    "sparse": lambda decoder, form: _placed(decoder._sparse(form), form),
+    "generator": _Decoder._generator,
+    "pickle": _Decoder._pickle,
+}
 
 _SMALL: dict[str, Callable[[dict[str, Any]], Any]] = {
     "code": lambda form: LIVE_CODE,

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from perdure.checkpoint.manifest import digest_of
+from perdure.checkpoint.reader import keep_none
 from perdure.checkpoint.retention import Keep
 from perdure.checkpoint.snapshot import Arrival, Snapshot
 from perdure.checkpoint.store import Saved, Store
@@ -27,6 +28,7 @@ from perdure.core.progress import Position
 from perdure.hardware.disk import block_of_memory, read_s, write_s
 from perdure.hardware.host import memory, usable_cores
 from perdure.tensors.copying import address_of, copy_bytes
+from perdure.training.adopting import to_keep
 from perdure.training.benchwork import BenchWork
 from perdure.training.journal import Journal
 from perdure.training.pace import Pace
@@ -277,7 +279,8 @@ def _resume(work: BenchWork, folder: Path) -> float:
             os.close(fd)
     work.renew()
     began = time.perf_counter()
-    checkpoint, state = Store(RunPaths(folder), "bench").newest(), RunState()
+    wanted = to_keep if next(work.model.parameters()).device.type == "cpu" else keep_none
+    checkpoint, state = Store(RunPaths(folder), "bench").newest(wanted), RunState()
     assert checkpoint is not None
     state.take_up(checkpoint, checkpoint.manifest.position)
     state.track({"model": work.model, "optimizer": work.optimizer})

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 
+from perdure.checkpoint.manifest import Manifest
 from perdure.checkpoint.retention import Keep
 from perdure.checkpoint.store import Store
 from perdure.core.errors import ConfigError, LoopError, SessionPaused
@@ -24,6 +25,7 @@ from perdure.core.say import say
 from perdure.data.generators import seed_global
 from perdure.models.formats import Facts
 from perdure.training import loops
+from perdure.training.adopting import to_keep
 from perdure.training.device import check_accelerator, choose_device
 from perdure.training.engine import Engine
 from perdure.training.export import Finished, export_run, hardware, libraries
@@ -406,7 +408,7 @@ class Run:
             if earlier._opened and earlier._paths.folder.resolve() == self._paths.folder.resolve():
                 earlier._give_way()
         try:
-            checkpoint = self._store.newest() if self._resume else None
+            checkpoint = self._store.newest(self._to_keep) if self._resume else None
             if checkpoint is not None:
                 self._journal.carry_over(checkpoint.folder.parent.parent / self._paths.events.name)
                 self._engine.take_up(checkpoint)
@@ -416,6 +418,10 @@ class Run:
         self._opened = True
         self._board.run_id = self._store.run_id
         state_at_start(self, self._session, self._limits, self._schedule, self._store.reports)
+
+    def _to_keep(self, manifest: Manifest) -> Collection[str]:
+        """What is read into the memory in which the training will use it: on a card that is not the host's."""
+        return to_keep(manifest) if self._device is not None and self._device.type == "cpu" else ()
 
 
 _stack: list[Run] = []

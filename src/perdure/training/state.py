@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from perdure.checkpoint.reader import Checkpoint
 from perdure.core.progress import Position
 from perdure.data.book import LoaderBook
 from perdure.data.generators import capture_global, restore_global
-from perdure.tensors.encoding import unflatten
 from perdure.training.calls import Calls
+from perdure.training.resume import Resume
 from perdure.training.world.names import ParameterNames
 from perdure.training.world.world import World
-
-Tree = Mapping[str, Any]
-
-
-@dataclass
-class Resume:
-    """A checkpoint that is being taken up.
-
-    Attributes:
-        position: Where it was taken.
-        tree: All that it holds.
-        armed: Its boundary is not reached yet.
-    """
-
-    position: Position
-    tree: dict[str, Any]
-    armed: bool = True
 
 
 class RunState:
@@ -59,9 +41,9 @@ class RunState:
 
     def take_up(self, checkpoint: Checkpoint, position: Position) -> None:
         """Read a checkpoint; only the variables are put back here."""
-        tree = unflatten(checkpoint.values, checkpoint.buffer)
-        self.resume = Resume(position, tree)
-        self.world.restore_plain(self.vars, tree["vars"])
+        self.resume = Resume(checkpoint, position)
+        for tree in self.resume.trees():
+            self.world.restore_plain(self.vars, tree["vars"])
         self.book.resume(tree["loaders"])
 
     def track(self, objects: Mapping[str, Any]) -> None:
@@ -69,7 +51,9 @@ class RunState:
         self.world.track(objects)
         if self.resume is not None:
             only = None if self.resume.armed else set(objects)
-            self.world.restore(self.resume.tree["objects"], strict=False, only=only)
+            for tree in self.resume.trees():
+                self.resume.lend(self.world)
+                self.world.restore(tree["objects"], strict=False, only=only)
 
     def tree(self, plan: Mapping[str, Any] | None, names: ParameterNames | None = None) -> dict[str, Any]:
         """All of it; tensors are live references, not copies.
@@ -123,13 +107,9 @@ class RunState:
         """
         resume = self.resume
         assert resume is not None
-        objects = resume.tree["objects"]
-        self.world.restore(objects, strict=True)
-        self.world.restore_plain(self.vars, resume.tree["vars"])
+        for tree in resume.trees():
+            self.world.restore(tree["objects"], strict=True)
+            self.world.restore_plain(self.vars, tree["vars"])
         self.book.restore_outside()
         restore_global(resume.tree["generators"])
-        resume.armed = False
-        untracked = sorted(set(objects) - self.world.names)
-        # what was put back need not stay in memory; what nobody asked for yet does
-        resume.tree = {"objects": {name: objects[name] for name in untracked}, "streams": resume.tree["streams"]}
-        return untracked
+        return resume.end(self.world.names)
