@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import perdure
-from perdure.checkpoint import store
+from perdure.checkpoint import saves
 
-store.STREAM_FROM_BYTES = 1  # written while it arrives, as a large state is
+saves.STREAM_FROM_BYTES = 1  # written while it arrives, as a large state is
 
 
 def main() -> None:

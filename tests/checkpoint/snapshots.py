@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from perdure.checkpoint.reader import Checkpoint
+from perdure.checkpoint.opened import Checkpoint
 from perdure.checkpoint.snapshot import Buffer, Snapshot
 from perdure.checkpoint.store import Keep, Store
 from perdure.core.paths import RunPaths

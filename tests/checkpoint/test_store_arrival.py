@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from snapshots import assert_holds, assert_no_debris, data_of, open_store, snapshot, steps, tree, u8
 
-from perdure.checkpoint import store as store_module
+from perdure.checkpoint import saves
 from perdure.checkpoint.athand import AtHand
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.sharing import MAX_FILES
 from perdure.checkpoint.snapshot import Buffer, Snapshot
 from perdure.checkpoint.tensorfile import ITEM_BYTES, hash_buffer
@@ -23,7 +23,7 @@ from perdure.core.progress import Position
 
 @pytest.fixture(autouse=True)
 def _stream_everything(monkeypatch) -> None:
-    monkeypatch.setattr(store_module, "STREAM_FROM_BYTES", 1)
+    monkeypatch.setattr(saves, "STREAM_FROM_BYTES", 1)
 
 
 def arriving(folder: Path) -> Path:
@@ -133,10 +133,10 @@ BUFFERS = st.dictionaries(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(BUFFERS, min_size=2, max_size=5))
 def test_whatever_changes_from_save_to_save_each_checkpoint_is_whole_and_the_files_stay_few(
-    tmp_path_factory, saves
+    tmp_path_factory, history
 ):
     store = open_store(tmp_path_factory.mktemp("any") / "digits")
-    for step, content in enumerate(saves, 1):
+    for step, content in enumerate(history, 1):
         buffers = [
             Buffer(
                 name,

@@ -13,7 +13,8 @@ import pytest
 from snapshots import assert_holds, assert_no_debris, flip, make_store, open_store, saved_run, snapshot, tree
 
 from perdure.checkpoint.debris import drop_checkpoint
-from perdure.checkpoint.reader import check_sizes, open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
+from perdure.checkpoint.reader import check_sizes
 from perdure.checkpoint.store import Keep
 from perdure.checkpoint.verify import verify
 from perdure.checkpoint.writer import publish
@@ -309,7 +310,7 @@ def test_one_that_is_pruned_while_it_is_read_is_gone_and_not_damaged(folder, mon
     monkeypatch.undo()
     shutil.rmtree(folder)
     original.rename(folder)
-    monkeypatch.setattr("perdure.checkpoint.reader.check_sizes", prune_then_check)
+    monkeypatch.setattr("perdure.checkpoint.opened.check_sizes", prune_then_check)
     store = make_store(folder)
     assert_holds(store.newest(), snapshot(200))
     assert store.reports == []

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 from snapshots import assert_holds, assert_no_debris, flip, make_store, open_store, saved_run, snapshot
 
-from perdure.checkpoint import store as store_module
-from perdure.checkpoint import stream, writer
+from perdure.checkpoint import saves, stream, writer
 from perdure.checkpoint.store import Keep
 from perdure.core.errors import DiskFullError, UnreadableError
 from perdure.testing.faults import FileEvent, Outcome, file_events, have_strace, run_with_fault
@@ -85,7 +84,7 @@ class AtJoin:
 
 def stream_everything(patch: pytest.MonkeyPatch) -> None:
     """Written while it arrives, however small."""
-    patch.setattr(store_module, "STREAM_FROM_BYTES", 1)
+    patch.setattr(saves, "STREAM_FROM_BYTES", 1)
     patch.setattr(stream, "threading", SimpleNamespace(Thread=AtJoin))
 
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from snapshots import assert_holds, assert_no_debris, data_of, open_store, snapshot, tree, u8
 
 from perdure.checkpoint.manifest import load_manifest
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.snapshot import Buffer, Snapshot
 from perdure.checkpoint.store import Keep
 from perdure.checkpoint.tensorfile import ITEM_BYTES

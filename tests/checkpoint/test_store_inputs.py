@@ -26,7 +26,7 @@ from snapshots import (
     u8,
 )
 
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.search import find_checkpoints
 from perdure.checkpoint.snapshot import Snapshot
 from perdure.checkpoint.store import Keep

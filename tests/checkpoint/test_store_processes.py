@@ -18,7 +18,7 @@ import pytest
 from snapshots import assert_holds, assert_no_debris, make_store, open_store, saved_run, snapshot
 
 from perdure.checkpoint import search
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.retention import Keep
 from perdure.checkpoint.verify import verify
 from perdure.core.errors import NoCheckpointError, RunLockedError, UnreadableError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from perdure.checkpoint import pieces, store, writer
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint import pieces, saves, writer
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.retention import Keep
 from perdure.checkpoint.snapshot import Buffer, Snapshot
 from perdure.checkpoint.store import Store
@@ -148,7 +148,7 @@ def test_a_piece_that_is_written_slowly_is_not_overtaken_by_the_next_ones(tmp_pa
     monkeypatch.setattr(writer, "CHUNK_BYTES", 256 * 1024)
     monkeypatch.setattr(writer, "DIRECT_FROM_BYTES", 1)
     monkeypatch.setattr(pieces, "STRAIGHT_FROM_BYTES", 4096)
-    monkeypatch.setattr(store, "STREAM_FROM_BYTES", stream_from)
+    monkeypatch.setattr(saves, "STREAM_FROM_BYTES", stream_from)
     data = random.Random(1).randbytes(4_000_000)
     buffer = Buffer("card", "tensor", "U8", (len(data),), Alternating(data))
     saved = store_in(tmp_path / "job").save(Snapshot(Position(1), {}, [buffer]))

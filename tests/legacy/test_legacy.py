@@ -10,7 +10,7 @@ import pytest
 from make_sample import HERE, VALUES, snapshot
 
 from perdure.checkpoint.manifest import FORMAT_VERSION
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.store import Store
 from perdure.checkpoint.values import decode
 from perdure.checkpoint.verify import verify

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import perdure
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.search import list_run
 from perdure.core.events import read_events
 from perdure.core.paths import RunPaths

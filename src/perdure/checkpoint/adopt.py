@@ -11,7 +11,8 @@ from pathlib import Path
 from perdure.checkpoint.budget import rounded
 from perdure.checkpoint.commit import Draft, commit_manifest, folder_for
 from perdure.checkpoint.manifest import dump_manifest
-from perdure.checkpoint.reader import Checkpoint, is_gone
+from perdure.checkpoint.opened import Checkpoint
+from perdure.checkpoint.reader import is_gone
 from perdure.checkpoint.writer import publish
 from perdure.core.paths import RunPaths
 

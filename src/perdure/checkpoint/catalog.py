@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from perdure.checkpoint.reader import Checkpoint, ToKeep, keep_none, open_checkpoint, unreadable
+from perdure.checkpoint.opened import Checkpoint, ToKeep, keep_none, open_checkpoint
+from perdure.checkpoint.reader import unreadable
 from perdure.checkpoint.search import LOOKS, Found, find_checkpoints, list_run, newest_first, replaced_too_fast
 from perdure.core.errors import (
     CheckpointError,

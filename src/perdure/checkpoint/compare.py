@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perdure.checkpoint.manifest import Entry
-from perdure.checkpoint.reader import Checkpoint
+from perdure.checkpoint.opened import Checkpoint
 from perdure.checkpoint.tensorfile import ITEM_BYTES
 from perdure.checkpoint.values import TAG, encode
 

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import builtins
-import errno
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from perdure.checkpoint.adopt import adopt, adoption_bytes
 from perdure.checkpoint.athand import AtHand
-from perdure.checkpoint.budget import FULL, Room
+from perdure.checkpoint.budget import Room
 from perdure.checkpoint.catalog import Catalog
-from perdure.checkpoint.commit import Draft, Label, commit, draft
+from perdure.checkpoint.commit import Label
 from perdure.checkpoint.debris import sweep_small_files
 from perdure.checkpoint.lock import RunLock
 from perdure.checkpoint.manifest import FORMAT_VERSION, Manifest
-from perdure.checkpoint.reader import Checkpoint, ToKeep, check_sizes, keep_none, open_checkpoint
+from perdure.checkpoint.opened import Checkpoint, ToKeep, keep_none, open_checkpoint
+from perdure.checkpoint.reader import check_sizes
 from perdure.checkpoint.retention import Committed, Keep, best_of, last_good
+from perdure.checkpoint.saves import Saves, typed
 from perdure.checkpoint.search import Found
-from perdure.checkpoint.sharing import OnDisk
-from perdure.checkpoint.snapshot import Arrival, Buffer, Hashed, Snapshot
-from perdure.checkpoint.stream import Stream
+from perdure.checkpoint.snapshot import Arrival, Snapshot
 from perdure.checkpoint.upkeep import Upkeep, committed
 from perdure.core.clock import Clock, SystemClock
-from perdure.core.errors import CheckpointError, DiskFullError, UnreadableError
+from perdure.core.errors import CheckpointError
 from perdure.core.files import fsync_dir, write_json
-from perdure.core.intervals import format_bytes
 from perdure.core.paths import RunPaths
-
-STREAM_FROM_BYTES = 32 * 1024 * 1024
-"""Smaller saves are written when all is there: nothing is gained, and they are laid out exactly."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +87,7 @@ class Store:
         self.reports: list[str] = []
         self.room = Room(paths.folder, disk_bytes, disk_folder or paths.folder.parent)
         self._upkeep = Upkeep(paths, keep, self.room, self._report)
+        self._saves = Saves(paths, self.room, self._upkeep)
         self._clock = clock
         self._catalog = Catalog(paths, name, inputs)
         self._lock = RunLock(paths.lock)
@@ -123,7 +119,7 @@ class Store:
             self._upkeep.sweep()
         except OSError as error:
             self._lock.release()
-            raise self._typed(error, "cannot be opened for writing") from error
+            raise typed(self.paths, error, "cannot be opened for writing") from error
         except BaseException:
             self._lock.release()
             raise
@@ -195,64 +191,14 @@ class Store:
         started = self._clock.monotonic()
         if arrival is None:
             arrival = AtHand(snapshot.buffers, lambda: snapshot.healthy)
-        made = self._write(snapshot, arrival)
+        label = Label(self.name, self.run_id, self._seq + 1, self._now())
+        made = self._saves.write(snapshot, arrival, label, self._base)
         seconds = self._clock.monotonic() - started
         self._seq = made.manifest.seq
         self._proven = Committed(made.folder, made.manifest)
         self._bring_home()
         self._upkeep.prune(self._proven)
         return Saved(made.folder, made.manifest, made.bytes_written, seconds)
-
-    def _write(self, snapshot: Snapshot, arrival: Arrival) -> Draft:
-        """Commit it: written while it arrives, if there is room for all of it; else planned when all is there."""
-        on_disk = OnDisk(self._base())
-        stream = self._stream(arrival)
-        try:
-            hashed = [_received(item, stream, on_disk) for item in arrival.arrive()]
-            hashed = _as_given(hashed, snapshot.buffers)
-            snapshot = replace(snapshot, healthy=arrival.approve(hashed))
-            if stream and (ahead := stream.ahead):
-                made = draft(self.paths, snapshot, hashed, self._label(), on_disk, ahead)
-                if self._commit(made, stream) is None:
-                    return made
-        finally:
-            if stream:
-                stream.give_up()
-        return self._write_planned(snapshot, hashed)
-
-    def _stream(self, arrival: Arrival) -> Stream | None:
-        """A file for what is expected to have changed; None if that is little, or if it cannot be begun."""
-        moving = [buffer for buffer in arrival.buffers if not buffer.still]
-        if sum(buffer.data.nbytes for buffer in moving) < STREAM_FROM_BYTES:
-            return None
-        try:
-            return Stream(self.paths, self.room, moving)
-        except OSError:  # the other road makes room, or says what is wrong
-            return None
-
-    def _write_planned(self, snapshot: Snapshot, hashed: Sequence[Hashed]) -> Draft:
-        while True:
-            made = draft(self.paths, snapshot, hashed, self._label(), OnDisk(self._base()))
-            error = self._commit(made)
-            if error is None:
-                return made
-            if error.errno == errno.EFBIG or not self._upkeep.make_room(made.bytes_needed):
-                raise self._full(made) from error
-
-    def _commit(self, made: Draft, stream: Stream | None = None) -> OSError | None:
-        """Commit it; the error if there was no room."""
-        try:
-            self.room.check(made.bytes_needed)
-            commit(self.paths, made, stream)
-        except OSError as error:
-            self._upkeep.tidy()
-            if error.errno not in FULL:
-                raise self._typed(error, "cannot be written") from error
-            return error
-        except BaseException:
-            self._upkeep.tidy()
-            raise
-        return None
 
     def _identify(self, settings: Mapping[str, Any], fresh: bool) -> None:
         """Find out who this run is, and write it down."""
@@ -266,9 +212,6 @@ class Store:
             write_json(self.paths.run_json, about | {"created": self._now(), "settings": dict(settings)})
         fsync_dir(self.paths.folder)
         fsync_dir(self.paths.folder.parent)
-
-    def _label(self) -> Label:
-        return Label(self.name, self.run_id, self._seq + 1, self._now())
 
     def _now(self) -> str:
         return datetime.fromtimestamp(self._clock.time(), UTC).isoformat(timespec="seconds")
@@ -303,38 +246,6 @@ class Store:
             self._upkeep.tidy()
             self._report(f"{folder} could not be copied into the run folder: {error}")
 
-    def _full(self, made: Draft) -> DiskFullError:
-        free = self.room.free_bytes()
-        return DiskFullError(
-            f"no room for the checkpoint at {made.manifest.position}: it needs {format_bytes(made.bytes_needed)},"
-            f" {format_bytes(free)} are free in {self.room.budget_folder}",
-            path=self.paths.folder,
-            needed_bytes=made.bytes_needed,
-            free_bytes=free,
-            hint="remove files that the run does not need, or lower keep.last; the last checkpoint is untouched",
-        )
-
-    def _typed(self, error: OSError, what: str) -> CheckpointError:
-        if isinstance(error, CheckpointError):
-            return error
-        hint = "the last checkpoint is untouched; check the disk, or choose another folder with root="
-        return UnreadableError(
-            f"{self.paths.folder} {what}: {error.strerror or error}", path=self.paths.folder, hint=hint
-        )
-
     def _report(self, sentence: str) -> None:
         if sentence not in self.reports:
             self.reports.append(sentence)
-
-
-def _received(item: Hashed, stream: Stream | None, on_disk: OnDisk) -> Hashed:
-    """It has arrived: written now, if it is new."""
-    if stream and not item.buffer.still and not on_disk.entry_for(item):
-        stream.add(item)
-    return item
-
-
-def _as_given(hashed: list[Hashed], buffers: Sequence[Buffer]) -> list[Hashed]:
-    """In the order of the snapshot, if it has one of its own."""
-    rank = {buffer.name: number for number, buffer in enumerate(buffers)}
-    return sorted(hashed, key=lambda item: rank.get(item.buffer.name, 0))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.checkpoint.manifest import MANIFEST
-from perdure.checkpoint.reader import Checkpoint, check_sizes, read_manifest
+from perdure.checkpoint.opened import Checkpoint
+from perdure.checkpoint.reader import check_sizes, read_manifest
 from perdure.core.errors import CorruptError, FormatVersionError, UnreadableError
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.checkpoint.compare import compare
-from perdure.checkpoint.reader import Checkpoint, open_checkpoint, run_folder_of
+from perdure.checkpoint.opened import Checkpoint, open_checkpoint
+from perdure.checkpoint.reader import run_folder_of
 from perdure.checkpoint.search import find_checkpoints
 from perdure.core.errors import ConfigError, MissingExtraError, PlatformError
 from perdure.core.runs import read_json

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from perdure.checkpoint.reader import Checkpoint, read_manifest
+from perdure.checkpoint.opened import Checkpoint
+from perdure.checkpoint.reader import read_manifest
 from perdure.core.errors import CannotCarryError
 from perdure.models.from_checkpoint import LIVE, Weights
 from perdure.tensors.decoding import unflatten

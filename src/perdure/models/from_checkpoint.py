@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from perdure.checkpoint.manifest import MANIFEST, Manifest
-from perdure.checkpoint.reader import Checkpoint, check_sizes, corrupt, read_manifest
+from perdure.checkpoint.opened import Checkpoint
+from perdure.checkpoint.reader import check_sizes, corrupt, read_manifest
 from perdure.checkpoint.search import find_checkpoints
 from perdure.core.errors import CheckpointError, ConfigError, CorruptError, FormatVersionError, NoCheckpointError
 from perdure.core.runs import did_you_mean

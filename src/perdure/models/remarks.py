@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perdure.checkpoint.reader import Checkpoint
+from perdure.checkpoint.opened import Checkpoint
 from perdure.models.averages import Average
 from perdure.models.saved import Form, number_in
 

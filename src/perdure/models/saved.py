@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from perdure.checkpoint import values
-from perdure.checkpoint.reader import Checkpoint
+from perdure.checkpoint.opened import Checkpoint
 from perdure.core.errors import CannotCarryError
 from perdure.tensors.decoding import unflatten
 

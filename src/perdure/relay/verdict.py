@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.checkpoint.compare import compare
-from perdure.checkpoint.reader import open_checkpoint
+from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.search import Found, find_checkpoints
 
 RUNS = "perdure"

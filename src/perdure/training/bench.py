@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from perdure.checkpoint.manifest import digest_of
-from perdure.checkpoint.reader import keep_none
+from perdure.checkpoint.opened import keep_none
 from perdure.checkpoint.retention import Keep
 from perdure.checkpoint.snapshot import Arrival, Snapshot
 from perdure.checkpoint.store import Saved, Store

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure.checkpoint.manifest import MANIFEST
-from perdure.checkpoint.reader import Checkpoint, open_checkpoint
+from perdure.checkpoint.opened import Checkpoint, open_checkpoint
 from perdure.checkpoint.search import Found, find_checkpoints
 from perdure.core.errors import (
     CheckpointError,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.checkpoint.reader import Checkpoint
+from perdure.checkpoint.opened import Checkpoint
 from perdure.core.errors import LoopError, PlanChangedError, SessionPaused
 from perdure.core.progress import Position
 from perdure.core.say import say, warn

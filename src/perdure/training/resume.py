@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from perdure.checkpoint.reader import Checkpoint
+from perdure.checkpoint.opened import Checkpoint
 from perdure.core.progress import Position
 from perdure.tensors.decoding import unflatten
 from perdure.training.adopting import adopt

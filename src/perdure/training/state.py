@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perdure.checkpoint.reader import Checkpoint
+from perdure.checkpoint.opened import Checkpoint
 from perdure.core.progress import Position
 from perdure.data.book import LoaderBook
 from perdure.data.generators import capture_global, restore_global

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from perdure.checkpoint.manifest import MANIFEST, Manifest
-from perdure.checkpoint.reader import Checkpoint, open_checkpoint, run_folder_of
+from perdure.checkpoint.opened import Checkpoint, open_checkpoint
+from perdure.checkpoint.reader import run_folder_of
 from perdure.checkpoint.search import find_checkpoints, look_at
 from perdure.core.clock import SystemClock
 from perdure.core.errors import CheckpointError, CorruptError, PerdureError, PlatformError
