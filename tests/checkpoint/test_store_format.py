@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from snapshots import assert_holds, assert_no_debris, data_of, open_store, snapshot, tree, u8
 
+from perdure.checkpoint import opened
 from perdure.checkpoint.manifest import load_manifest
 from perdure.checkpoint.opened import open_checkpoint
 from perdure.checkpoint.snapshot import Buffer, Snapshot
 from perdure.checkpoint.store import Keep
 from perdure.checkpoint.tensorfile import ITEM_BYTES
+from perdure.checkpoint.verify import verify
 from perdure.core.clock import SystemClock
 from perdure.core.progress import Position
 
@@ -277,3 +279,17 @@ def test_what_does_not_change_is_written_once_however_little_of_its_file_it_is(t
     assert written[1] > 7 << 20  # into a file of its own
     assert all(count < 1.05 * moving_bytes for count in written[2:])
     assert len(saved.manifest.files) == 2
+
+
+@pytest.mark.parametrize("chunk_bytes", [7, 64, 1000])
+def test_whatever_is_longer_than_one_read_comes_back_whole(tmp_path, monkeypatch, chunk_bytes):
+    """The header of very many tensors, above all: it has no place in the digests of the entries."""
+    monkeypatch.setattr(opened, "_CHUNK_BYTES", chunk_bytes)
+    store = open_store(tmp_path / "digits")
+    buffers = [u8(f"layer{i}", data_of("layer", i, 10 + i)) for i in range(50)]
+    saved = save(store, buffers, 1)
+    assert verify(saved.folder).problems == ()
+    assert_holds(store.newest(), Snapshot(Position(1), {}, buffers))
+    file = next(iter(saved.manifest.files))
+    whole = b"".join(open_checkpoint(saved.folder).file_parts(file))
+    assert whole == (tmp_path / "digits" / file).read_bytes()

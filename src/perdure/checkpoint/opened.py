@@ -109,6 +109,9 @@ class Checkpoint:
         """
         return (bytes(piece) for piece in self._read(file, 0, self.manifest.files[file]))
 
+    def _copy_of(self, file: str, offset: int, nbytes: int) -> bytes:
+        return b"".join(bytes(piece) for piece in self._read(file, offset, nbytes))
+
     def descriptor(self, file: str) -> int:
         """The open descriptor of one of its tensor files; good until ``close``, also when the file is pruned."""
         return self._files[file]
@@ -174,8 +177,8 @@ class Checkpoint:
             ValueError: The header is not what was written.
             UnreadableError: The system does not let it be read.
         """
-        length = int.from_bytes(b"".join(self._read(file, 0, 8)), "little")
-        head = b"".join(self._read(file, 0, min(8 + length, _MAX_HEAD_BYTES)))
+        length = int.from_bytes(self._copy_of(file, 0, 8), "little")
+        head = self._copy_of(file, 0, min(8 + length, _MAX_HEAD_BYTES))
         if digest_of(head) != Path(file).stem:
             raise ValueError("its header is not what was written")
         return read_regions(head)
