@@ -241,6 +241,7 @@ class Store:
 
     def _commit(self, made: Draft, stream: Stream | None = None) -> OSError | None:
         """Commit it; the error if there was no room."""
+        self._lock.check()  # it may have been closed while the buffers arrived: the folder is another's then
         try:
             self.room.check(made.bytes_needed)
             commit(self.paths, made, stream)
