@@ -18,6 +18,7 @@ from perdure.checkpoint.sharing import MAX_FILES
 from perdure.checkpoint.snapshot import Buffer, Snapshot
 from perdure.checkpoint.tensorfile import ITEM_BYTES, hash_buffer
 from perdure.checkpoint.verify import verify
+from perdure.core.errors import RunLockedError
 from perdure.core.progress import Position
 
 
@@ -27,7 +28,7 @@ def _stream_everything(monkeypatch) -> None:
 
 
 def arriving(folder: Path) -> Path:
-    return folder / "tensors" / ".arriving.tmp"
+    return next((folder / "tensors").glob(".arriving*.tmp"), folder / "none")
 
 
 class OneByOne(AtHand):
@@ -157,3 +158,26 @@ def test_whatever_changes_from_save_to_save_each_checkpoint_is_whole_and_the_fil
         assert all(e.offset % ITEM_BYTES[e.dtype] == 0 for e in saved.manifest.entries if e.nbytes)
     store.close()
     assert_no_debris(store.paths.folder)
+
+
+def test_what_was_still_arriving_when_the_folder_was_given_away_is_not_committed(tmp_path):
+    earlier = open_store(tmp_path / "digits")
+    arrival = OneByOne([u8("a", data_of("a", 1, 40_960)), u8("b", data_of("b", 1, 40_960))])
+    refused = []
+
+    def save() -> None:
+        with pytest.raises(RunLockedError):
+            earlier.save(Snapshot(Position(1), {}, ()), arrival)
+        refused.append(True)
+
+    saving = threading.Thread(target=save)
+    saving.start()
+    arrival.go[0].set()
+    later = open_store(tmp_path / "digits")  # as a cell that is run again
+    earlier.close()
+    saved = later.save(snapshot(2))
+    arrival.go[1].set()
+    saving.join()
+    assert refused
+    assert [item.folder for item in later.list()] == [saved.folder]
+    assert_no_debris(later.paths.folder)

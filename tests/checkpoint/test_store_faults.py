@@ -19,7 +19,7 @@ from perdure.testing.faults import FileEvent, Outcome, file_events, have_strace,
 pytestmark = pytest.mark.skipif(not have_strace(), reason="needs strace")
 
 
-TENSORS_TMP = r"\.(arriving|[0-9a-f]{32}\.safetensors)\.tmp"
+TENSORS_TMP = r"\.(arriving-[0-9a-f]{32}|[0-9a-f]{32}\.safetensors)\.tmp"
 
 
 class Bench:
@@ -340,8 +340,8 @@ def test_every_step_of_a_save_is_durable_before_the_next(bench):
         names = [Path(name).name for name in re.findall(r'[<"](/[^>"]*)[>"]', event.text)]
         if event.call in ("fsync", "rename", "unlink", "rmdir", "pwrite64"):
             did.append((event.call, re.sub(r"[0-9a-f]{32}", "x", names[0])))
-    streamed = ("pwrite64", ".arriving.tmp") in did
-    name = ".arriving.tmp" if streamed else ".x.safetensors.tmp"
+    streamed = ("pwrite64", ".arriving-x.tmp") in did
+    name = ".arriving-x.tmp" if streamed else ".x.safetensors.tmp"
     assert did[did.index(("pwrite64", name)) :] == [
         *[("pwrite64", name)] * (2 if streamed else 1),
         ("fsync", name),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -62,4 +64,20 @@ def test_it_steps_back_and_nobody_else_does():
     assert done.wait(30)
     assert seen == [max(before, 5)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+    hand.dismiss()
+
+
+def test_it_holds_nothing_of_what_it_did_while_it_waits():
+    class Thing:
+        def work(self) -> None:
+            pass
+
+    hand, thing = Hand("test"), Thing()
+    gone = weakref.ref(thing)
+    hand.do(thing.work)
+    del thing
+    until = time.monotonic() + 10
+    while gone() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert gone() is None
     hand.dismiss()

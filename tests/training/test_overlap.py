@@ -21,7 +21,7 @@ from perdure.core.paths import RunPaths
 from perdure.hardware.host import Memory
 from perdure.tensors import arena, copying
 from perdure.tensors.encoding import unflatten
-from perdure.training import gradients, overlap
+from perdure.training import flight, gradients, overlap
 
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
@@ -347,3 +347,43 @@ def test_a_kill_while_a_save_is_under_way_leaves_the_one_before(tmp_path):
     assert os.WTERMSIG(status) == signal.SIGKILL
     assert len(saved(tmp_path)) == 2
     assert json.loads((tmp_path / "job" / "session.json").read_text())["status"] == "running"
+
+
+def test_a_wait_that_is_interrupted_leaves_no_save_under_way_behind_the_run(tmp_path, monkeypatch):
+    slow(monkeypatch)
+    job, waited = Job(), []
+    real = flight.Flight.result
+
+    def result(self):
+        if not waited:
+            waited.append(self)
+            raise KeyboardInterrupt
+        return real(self)
+
+    monkeypatch.setattr(flight.Flight, "result", result)
+    with pytest.raises(KeyboardInterrupt), perdure.Run("job", root=tmp_path, save_every="1 step") as run:
+        run.track(**job.tracked())
+        for _ in run.steps(5):
+            job.step()
+    assert waited[0].landed
+
+
+def test_a_child_made_by_fork_does_not_wait_for_a_copy_of_its_parent(tmp_path, monkeypatch):
+    go_on = threading.Event()
+    real = copying.copy_bytes
+    monkeypatch.setattr(copying, "copy_bytes", lambda *args: (go_on.wait(60), real(*args)))
+    job = Job()
+    with perdure.Run("job", root=tmp_path, save_every="1 step") as run:
+        run.track(**job.tracked())
+        for step in run.steps(2):
+            if step == 1:
+                job.forward_backward()
+                child = os.fork()
+                if child == 0:
+                    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                    signal.alarm(20)
+                    job.optimizer.step()
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+                go_on.set()
+            job.step()

@@ -118,6 +118,44 @@ def test_what_is_changed_between_track_and_the_loop_is_put_back(root):
     assert in_new_process(goes_on, root, meddles) == in_new_process(straight, 5)
 
 
+def _swaps(state):
+    state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"]
+
+
+def _puts_other_memory_behind(state):
+    state["exp_avg"].data = torch.zeros_like(state["exp_avg"])
+
+
+def _casts(state):
+    state["exp_avg"].data = state["exp_avg"].data.to(torch.bfloat16)
+
+
+def _turns(state):
+    state["exp_avg"].t_()
+
+
+def _makes_one_of_two(state):
+    state["exp_avg_sq"] = state["exp_avg"]
+
+
+@pytest.mark.parametrize("meddle", [_swaps, _puts_other_memory_behind, _casts, _turns, _makes_one_of_two])
+def test_state_that_is_moved_about_between_track_and_the_loop_is_put_back(meddle, root):
+    def meddles(model, optimizer):
+        for weight in (p for p in model.parameters() if p.dim() == 2):
+            meddle(optimizer.state[weight])
+
+    assert in_new_process(goes_on, root, meddles) == in_new_process(straight, 5)
+
+
+def test_states_that_are_given_to_other_parameters_are_put_back(root):
+    def meddles(model, optimizer):
+        weights = [p for p in model.parameters() if p.dim() == 2]
+        states = [optimizer.state[weight] for weight in weights]
+        optimizer.state.update(zip(weights, reversed(states), strict=True))
+
+    assert in_new_process(goes_on, root, meddles) == in_new_process(straight, 5)
+
+
 def test_an_optimizer_that_is_made_and_tracked_anew_shares_no_memory_with_the_one_before(root):
     def twice(root):
         model, first = built()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from perdure.checkpoint.budget import FULL, Room
 from perdure.checkpoint.commit import Draft, Label, commit, draft
+from perdure.checkpoint.lock import RunLock
 from perdure.checkpoint.manifest import Manifest
 from perdure.checkpoint.sharing import OnDisk
 from perdure.checkpoint.snapshot import Arrival, Buffer, Hashed, Snapshot
@@ -30,11 +31,13 @@ class Saves:
 
     Args:
         paths: The run folder.
+        lock: That it is held is checked before each commit.
         room: What may be written there.
         upkeep: Makes room, and tidies up after a failure.
     """
 
     paths: RunPaths
+    lock: RunLock
     room: Room
     upkeep: Upkeep
 
@@ -50,6 +53,7 @@ class Saves:
         Raises:
             DiskFullError: There is no room, even without the older checkpoints; the last good one is untouched.
             UnreadableError: The system refuses otherwise; the last good one is untouched.
+            RunLockedError: The folder was given away meanwhile.
         """
         on_disk = OnDisk(base())
         stream = self._stream(arrival)
@@ -87,6 +91,7 @@ class Saves:
 
     def _commit(self, made: Draft, stream: Stream | None = None) -> OSError | None:
         """Commit it; the error if there was no room."""
+        self.lock.check()  # it may have been closed while the buffers arrived: the folder is another's then
         try:
             self.room.check(made.bytes_needed)
             commit(self.paths, made, stream)

@@ -87,10 +87,10 @@ class Store:
         self.reports: list[str] = []
         self.room = Room(paths.folder, disk_bytes, disk_folder or paths.folder.parent)
         self._upkeep = Upkeep(paths, keep, self.room, self._report)
-        self._saves = Saves(paths, self.room, self._upkeep)
         self._clock = clock
         self._catalog = Catalog(paths, name, inputs)
         self._lock = RunLock(paths.lock)
+        self._saves = Saves(paths, self._lock, self.room, self._upkeep)
         self._is_open = False
         self._seq = 0
         self._proven: Committed | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+import uuid
 from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 
@@ -16,8 +17,6 @@ from perdure.core.paths import RunPaths
 
 _MAX_AIR = 1 / 64
 """Share of a file that may be room in its head that turned out not to be needed."""
-
-_NAME = f".arriving{TEMPORARY}"
 
 
 class Stream:
@@ -39,9 +38,11 @@ class Stream:
         self._most = len(buffers)
         self._room = head_room(buffers)
         self._data_bytes = sum(buffer.data.nbytes for buffer in buffers)
+        # a name of its own: whoever gave its folder away may still be about to remove what was under way
+        name = f".arriving-{uuid.uuid4().hex}{TEMPORARY}"
         room.check(rounded(self._room + self._data_bytes))
         paths.tensors.mkdir(exist_ok=True)
-        self._output = Output(paths.tensors / _NAME, self._room + self._data_bytes)
+        self._output = Output(paths.tensors / name, self._room + self._data_bytes)
         self._added: list[Hashed] = []
         self._queue: SimpleQueue[Hashed | None] = SimpleQueue()
         self._written = 0

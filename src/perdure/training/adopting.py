@@ -61,8 +61,8 @@ def _entries(form: Any) -> Iterator[str]:
             rest += value
 
 
-def adopt(world: World, saved_objects: Mapping[str, Any], kept: Collection[int]) -> set[int]:
-    """Put saved tensors themselves into optimizers on the CPU, where there is no state yet.
+def adopt(world: World, saved_objects: Mapping[str, Any], kept: Collection[int]) -> dict[int, torch.Tensor]:
+    """Put the memory of saved tensors into optimizers on the CPU, where there is no state yet.
 
     Args:
         world: The tracked objects.
@@ -70,12 +70,12 @@ def adopt(world: World, saved_objects: Mapping[str, Any], kept: Collection[int])
         kept: Addresses of the memory that may be given away; each holds one tensor.
 
     Returns:
-        The addresses of what was given away.
+        The saved tensors whose memory was given away, by its address.
     """
     names = world.parameter_names()
     parameters = dict(names.items())
     saved = {path: part for parts in saved_objects.values() for path, part in parts.items()}
-    given: set[int] = set()
+    given: dict[int, torch.Tensor] = {}
     for part in world.parts():
         mine = saved.get(part.path, {})
         if isinstance(part, OptimizerPart) and _is_simple(mine) and not part.differences(mine, names):
@@ -92,8 +92,8 @@ def _is_simple(saved: Mapping[str, Any]) -> bool:
 
 def _give(
     live: Any, saved: Mapping[str, Mapping[Any, Any]], parameters: Mapping[str, torch.Tensor], kept: Collection[int]
-) -> set[int]:
-    given: set[int] = set()
+) -> dict[int, torch.Tensor]:
+    given: dict[int, torch.Tensor] = {}
     for name, values in saved.items() if isinstance(live, dict) else ():
         parameter = parameters.get(name)
         if parameter is None or live.get(parameter):
@@ -101,10 +101,10 @@ def _give(
         mine = {key: value for key, value in values.items() if _address(value) in kept}
         if parameter.device.type != "cpu":
             mine = {}
-        for value in mine.values():
-            vars(value).pop("saved_device", None)  # it is live now
-        live[parameter] = mine  # also where nothing is given: the order stays that of the checkpoint
-        given |= {_address(value) for value in mine.values()}
+        # tensors of its own: what is done to one of them (``.data = ``, ``t_()``) is not done to what was saved; and
+        # also where nothing is given: the order stays that of the checkpoint
+        live[parameter] = {key: value.detach() for key, value in mine.items()}
+        given |= {_address(value): value for value in mine.values()}
     return given
 
 

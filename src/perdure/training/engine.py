@@ -427,6 +427,7 @@ class Engine:
         if not self.looping:
             return
         self.looping, self._gave_way = False, True
+        self._saver.give_way()
         self.state.calls.close_all()
         self.watch.stop()
         self._board.stop_flag.release()

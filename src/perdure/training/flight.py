@@ -6,6 +6,7 @@ the whole snapshot is thrown away.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ class Flight:
         self._error: BaseException | None = None
         self._not_copied: BaseException | None = None
         self._good = True
+        self._pid = os.getpid()
         self._groups: list[Group] = []
         self._buffers: list[Buffer] = []
         self._moved: set[Place] = set()
@@ -102,6 +104,8 @@ class Flight:
 
     def wait_copied(self) -> None:
         """Until nothing reads the live state any more."""
+        if self.is_parents:
+            return
         self._copied.wait()
         self._copy.let_wait()
 
@@ -110,6 +114,11 @@ class Flight:
         if not self._judged.is_set():
             self._good = good
             self._judged.set()
+
+    @property
+    def is_parents(self) -> bool:
+        """This is a child made by fork: the threads are its parent's, and nothing is to be waited for."""
+        return os.getpid() != self._pid
 
     @property
     def landed(self) -> bool:
@@ -123,6 +132,8 @@ class Flight:
             TornError: The state was changed while it was copied.
             PerdureError: As ``Store.save``.
         """
+        if self.is_parents:
+            return None
         self._over.wait()
         self._copied.wait()
         if isinstance(self._error, LeftOutError):
@@ -206,6 +217,8 @@ class Flight:
             LeftOutError: What was left out should not have been.
         """
         self._copied.wait()
+        if self._not_copied is not None:  # all came, but whether all stood still is not known
+            raise self._not_copied
         known = self._cargo.known
         torn = {
             group.place: item.buffer.name

@@ -40,6 +40,7 @@ class Hand:
         _step_back(self._nice)
         while (piece := work.get()) is not None:
             piece()
+            del piece  # while it waits for the next, it would hold all that this one had to do with
 
 
 def _step_back(nice: int) -> None:

@@ -129,7 +129,7 @@ class Overlap:
         Raises:
             PerdureError: As ``Store.save``.
         """
-        flight, self.flight = self.flight, None
+        flight = self.flight
         assert flight is not None
         flight.judge(False)
         try:
@@ -141,6 +141,11 @@ class Overlap:
                 raise
             self._no_memory = True  # it looked as if there was some
             return None, [_NO_MEMORY]
+        finally:
+            if (
+                flight.landed or flight.is_parents
+            ):  # else the wait was interrupted: the end of the run waits once more
+                self.flight = None
         self._settled = {p: d for p, d in flight.digests.items() if self._digests.get(p) == d}
         self._digests = flight.digests
         return saved, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Resume:
         self.armed = True
         self._checkpoint: Checkpoint | None = checkpoint
         self._to_lend = {_address(memory) for memory in checkpoint.kept.values()}
-        self._is_lent = False
+        self._lent: list[torch.Tensor] = []
         rest = {name: value for name, value in checkpoint.values.items() if name not in _COPIED}
         # copied: they stay, and a view of them would hold the whole file
         self.tree: dict[str, Any] = unflatten(rest, lambda name: bytearray(checkpoint.buffer(name)))
@@ -54,12 +54,17 @@ class Resume:
         read: dict[str, Any] = unflatten({name: values[name] for name in _COPIED}, self._checkpoint.buffer)
         return read
 
+    @property
+    def lent(self) -> Sequence[torch.Tensor]:
+        """Tensors of the tree whose memory live optimizers were given."""
+        return self._lent
+
     def lend(self, world: World) -> None:
         """Give optimizers that have no state yet the memory that was kept for them, each once."""
         if self.armed and self._to_lend:
             lent = adopt(world, self.tree["objects"], self._to_lend)
-            self._to_lend -= lent
-            self._is_lent |= bool(lent)
+            self._to_lend -= lent.keys()
+            self._lent += lent.values()
 
     def trees(self) -> Iterator[dict[str, Any]]:
         """The tree, proven as it is now; and again, read anew, if a file was written to while the tree was used.
@@ -71,7 +76,7 @@ class Resume:
         while True:
             if self._checkpoint is not None and not self._is_sound():
                 self._checkpoint.forget()
-                self._to_lend, self._is_lent = set(), False
+                self._to_lend, self._lent = set(), []
                 self.tree |= self._read()
             yield self.tree
             if self._checkpoint is None or self._checkpoint.is_untouched():
@@ -79,7 +84,7 @@ class Resume:
 
     def _is_sound(self) -> bool:
         assert self._checkpoint is not None
-        return self._checkpoint.is_untouched() and not (self._is_lent and not self._checkpoint.kept_is_as_proven())
+        return self._checkpoint.is_untouched() and not (self._lent and not self._checkpoint.kept_is_as_proven())
 
     def end(self, tracked: Collection[str]) -> list[str]:
         """All of it was put back: what was need not stay in memory; what nobody asked for yet does.
@@ -93,7 +98,7 @@ class Resume:
         Raises:
             CorruptError, UnreadableError: The others cannot be read any more.
         """
-        self.armed = False
+        self.armed, self._lent = False, []
         untracked = sorted(set(self.tree["objects"]) - set(tracked))
         if untracked and self._checkpoint is not None and self._checkpoint.kept:
             self._checkpoint.forget()  # memory of our own is for what is used

@@ -134,6 +134,10 @@ class Saver:
         self.settle()
         self._overlap.end()
 
+    def give_way(self) -> None:
+        """The folder is another's: what is under way is refused when it is to be committed, so nobody waits."""
+        self._overlap.end()
+
     def save(self, position: Position, plan: Mapping[str, Any] | None, reason: str) -> bool:
         """Save now, and wait for it.
 

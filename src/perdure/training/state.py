@@ -53,7 +53,7 @@ class RunState:
             only = None if self.resume.armed else set(objects)
             for tree in self.resume.trees():
                 self.resume.lend(self.world)
-                self.world.restore(tree["objects"], strict=False, only=only)
+                self.world.restore(tree["objects"], strict=False, only=only, lent=self.resume.lent)
 
     def tree(self, plan: Mapping[str, Any] | None, names: ParameterNames | None = None) -> dict[str, Any]:
         """All of it; tensors are live references, not copies.
@@ -108,7 +108,7 @@ class RunState:
         resume = self.resume
         assert resume is not None
         for tree in resume.trees():
-            self.world.restore(tree["objects"], strict=True)
+            self.world.restore(tree["objects"], strict=True, lent=resume.lent)
             self.world.restore_plain(self.vars, tree["vars"])
         self.book.restore_outside()
         restore_global(resume.tree["generators"])

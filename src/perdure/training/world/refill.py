@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,13 +27,18 @@ class Refill:
     Dicts, lists, sets and deques of equal ``maxlen`` are refilled; so are arrays and leaf tensors of equal shape
     and dtype, and generators. Anything else is replaced by a copy of what was saved: the saved tree stays as it is
     and can be restored again. Saved tensors that share memory are copied into shared memory.
+
+    Args:
+        lent: Saved tensors whose memory live ones were given: nothing else is put there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lent: Iterable[torch.Tensor] = ()) -> None:
         self._copies: dict[tuple[int, str], torch.Tensor] = {}
         self._filled: dict[int, tuple[Any, Any]] = {}
         self._claims: dict[tuple[str, int], _Claim] = {}
         self._bound: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for saved in lent:
+            self._claim(saved, saved.untyped_storage().data_ptr(), saved)
 
     def __call__(self, live: Any, saved: Any, *, device: torch.device | None = None) -> Any:
         """Put ``saved`` into ``live``.
@@ -101,8 +107,9 @@ class Refill:
 
     def fill(self, live: torch.Tensor, saved: torch.Tensor) -> None:
         """Copy values into a tensor of the same shape; what shared memory with the saved one will do so again."""
-        with torch.no_grad():
-            live.copy_(saved)
+        if not _is_same(live, saved):
+            with torch.no_grad():
+                live.copy_(saved)
         if saved.layout is torch.strided and saved.numel() and live.stride() == saved.stride():
             storage = saved.untyped_storage().data_ptr()
             if storage not in self._bound or self._bound[storage][1].nbytes < saved.nbytes:
@@ -269,6 +276,19 @@ def _covers(origin: torch.Tensor, saved: torch.Tensor) -> bool:
 
 def _fits(live: Any, saved: Any) -> bool:
     return type(live) is type(saved) and getattr(live, "maxlen", None) == getattr(saved, "maxlen", None)
+
+
+def _is_same(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Whether these, of one shape and dtype, show the same memory in the same way."""
+    return (
+        live.layout is saved.layout is torch.strided
+        and live.device == saved.device
+        and live.dtype == saved.dtype
+        and live.data_ptr() == saved.data_ptr() != 0
+        and live.stride() == saved.stride()
+        and live.is_conj() == saved.is_conj()
+        and live.is_neg() == saved.is_neg()
+    )
 
 
 def _root(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -151,7 +151,14 @@ class World:
 
     # ---------------------------------------------------------------- restore
 
-    def restore(self, tree: Mapping[str, Any], *, only: set[str] | None = None, strict: bool = True) -> list[str]:
+    def restore(
+        self,
+        tree: Mapping[str, Any],
+        *,
+        only: set[str] | None = None,
+        strict: bool = True,
+        lent: Sequence[torch.Tensor] = (),
+    ) -> list[str]:
         """Put a captured state back into the live objects.
 
         Args:
@@ -160,6 +167,7 @@ class World:
             only: Names of the objects to restore; all by default.
             strict: Refuse, before anything is changed, if something does not fit. Otherwise restore what can be
                 resolved now: modules may be made, and others tracked, before the boundary.
+            lent: Tensors of the tree whose memory is that of live ones.
 
         Returns:
             What does not fit, one sentence each; empty if ``strict``.
@@ -175,7 +183,7 @@ class World:
             raise StateMismatchError(
                 "the live objects do not fit the checkpoint", differences=found, hint=_hint(found)
             )
-        refill = Refill()
+        refill = Refill(lent)
         for part, saved in pairs:
             if part.order == OptimizerPart.order:
                 names = self.parameter_names()  # modules may have got parameters by now
