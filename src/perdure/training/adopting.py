@@ -101,8 +101,8 @@ def _give(
         mine = {key: value for key, value in values.items() if _address(value) in kept}
         if parameter.device.type != "cpu":
             mine = {}
-        # tensors of its own: what is done to one of them (``.data = ``, ``t_()``) is not done to what was saved; and
-        # also where nothing is given: the order stays that of the checkpoint
+        # Tensors of its own: what is done to one of them (``.data = ``, ``t_()``) is not done to what was saved.
+        # Also where nothing is given: the order stays that of the checkpoint.
         live[parameter] = {key: value.detach() for key, value in mine.items()}
         given |= {_address(value): value for value in mine.values()}
     return given
