@@ -89,6 +89,18 @@ def test_what_comes_to_nothing_leaves_nothing(tmp_path, where):
     assert_no_debris(store.paths.folder)
 
 
+def test_where_no_thread_can_be_begun_the_save_is_written_without_one(tmp_path, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    store = open_store(tmp_path / "digits")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    store.save(snapshot(1))
+    monkeypatch.undo()
+    assert_holds(store.newest(), snapshot(1))
+    assert_no_debris(store.paths.folder)
+
+
 def test_health_is_that_of_the_arrival(tmp_path):
     store = open_store(tmp_path / "digits")
     assert not store.save(snapshot(1), AtHand(snapshot(1).buffers, lambda: False)).manifest.healthy

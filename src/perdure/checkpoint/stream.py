@@ -49,7 +49,11 @@ class Stream:
         self._given_up = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="perdure-stream", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads: then the save is written without one
+            self._output.give_up()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def add(self, item: Hashed) -> None:
         """Write a buffer, as soon as those before it are written; its bytes must stay as they are until then."""
