@@ -95,9 +95,10 @@ def test_where_no_thread_can_be_begun_the_save_is_written_without_one(tmp_path, 
 
     store = open_store(tmp_path / "digits")
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    store.save(snapshot(1))
+    monkeypatch.setattr("perdure.checkpoint.writer.CHUNK_BYTES", 4096)
+    store.save(snapshot(1, frozen=60_000))
     monkeypatch.undo()
-    assert_holds(store.newest(), snapshot(1))
+    assert_holds(store.newest(), snapshot(1, frozen=60_000))
     assert_no_debris(store.paths.folder)
 
 

@@ -169,7 +169,11 @@ class _Hand:
             _write_piece(self._fd, piece, offset)
             return
         self._wait()
-        self._under_way = self._pool.submit(_write_piece, self._fd, piece, offset)
+        try:
+            self._under_way = self._pool.submit(_write_piece, self._fd, piece, offset)
+        except RuntimeError:  # no thread can be begun (any more)
+            self._under_way = None
+            _write_piece(self._fd, piece, offset)
 
     def _wait(self) -> None:
         if self._under_way:
