@@ -82,7 +82,7 @@ def test_without_memory_or_room_it_does_not_begin(tmp_path, monkeypatch, capfd):
 
 
 def test_a_checkpoint_that_fails_is_an_error_and_leaves_nothing(tmp_path, monkeypatch, capfd):
-    def refuse(self, snapshot):
+    def refuse(*_):
         raise DiskFullError("the disk is full", path=tmp_path, needed_bytes=2, free_bytes=1)
 
     monkeypatch.setattr(Store, "save", refuse)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -188,6 +189,20 @@ def test_a_file_that_is_overwritten_after_it_was_proven_is_never_used(root):
 
     assert in_new_process(kept_only, root) == (8, True, True)
     assert in_new_process(through, root)
+
+
+def test_a_forked_child_that_writes_to_what_was_kept_does_not_change_it_here(root):
+    def parent(root):
+        checkpoint = Store(RunPaths(root / "job"), "job").newest(adopting.to_keep)
+        child = os.fork()
+        if child == 0:
+            for memory in checkpoint.kept.values():
+                memory[:8] = b"spoiled!"
+            os._exit(0)
+        os.waitpid(child, 0)
+        return len(checkpoint.kept), checkpoint.kept_is_as_proven()
+
+    assert in_new_process(parent, root) == (8, True)
 
 
 def test_a_resume_holds_no_file_so_that_a_pruned_one_gives_its_room_back(root):

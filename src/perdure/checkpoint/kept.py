@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 from collections.abc import Callable, Iterable
 
@@ -57,8 +56,5 @@ class Kept:
 
 
 def _private(nbytes: int) -> memoryview:
-    """Memory that begins at a page. Neighbours are one mapping to the kernel, with large pages across them."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
+    """Memory that begins at a page; a child made by fork writes to a copy of its own."""
+    return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
