@@ -216,11 +216,10 @@ def costs() -> str:
         others = ", ".join(f"{name} {seconds(each[name]['median'])}" for name in right)
         lines.append([f"next batch behind batch {found['at_batch']:,}", seconds(each[OURS]["median"]), others])
     if found := read("bytes"):
-        ours = found["ways"]["perdure, training waits"]
-        text = "bytes to disk, digests and fsync included, of a raw direct write"
-        lines.append(
-            [text, share(ours["of_raw"]), f"torch.save {share(found['ways']['torch.save and fsync']['of_raw'])}"]
-        )
+        ways = {name: share(each["of_raw"]) for name, each in found["ways"].items()}
+        text = "bytes to disk a second, digests and fsync included, of a raw direct write"
+        ours = f"{ways['perdure, beside the training']}, where training waits {ways['perdure, training waits']}"
+        lines.append([text, ours, f"torch.save {ways['torch.save and fsync']}"])
     if found := read("memory"):
         extra = found["extra_of_state"]
         others = ", ".join(f"{name} {extra[name]:.2f}" for name in ASYNCHRONOUS if name in extra)
